@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * All that depends on the processor: the entry point and the system call instruction. */
+#ifndef NSBOX_ARCH_H
+#define NSBOX_ARCH_H
+
+#if defined(__x86_64__)
+
+static inline long nsb_syscall6(long n, long a, long b, long c, long d, long e, long f)
+{
+    long ret;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(ret)
+                     : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return ret;
+}
+
+#define NSB_ENTRY                                                                                                      \
+    __asm__(".text\n.globl _start\n.type _start,@function\n_start:\n\txor %ebp,%ebp\n\tand $-16,%rsp\n\tcall nsb_main\n\thlt\n")
+
+/* clone(2)'s argument order differs between architectures: flags, stack, parent_tid, then these two. */
+#define NSB_CLONE_ARGS(flags) (long)(flags), 0L, 0L, 0L, 0L
+
+#elif defined(__aarch64__)
+
+static inline long nsb_syscall6(long n, long a, long b, long c, long d, long e, long f)
+{
+    register long x8 __asm__("x8") = n;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    register long x4 __asm__("x4") = e;
+    register long x5 __asm__("x5") = f;
+    __asm__ volatile("svc #0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory", "cc");
+    return x0;
+}
+
+#define NSB_ENTRY                                                                                                      \
+    __asm__(".text\n.globl _start\n.type _start,%function\n_start:\n\tmov x29,#0\n\tmov x30,#0\n\tbl nsb_main\n\tbrk #1\n")
+
+#define NSB_CLONE_ARGS(flags) (long)(flags), 0L, 0L, 0L, 0L
+
+#else
+#error "nsbox knows x86-64 and aarch64; add the entry point and the system call instruction here"
+#endif
+
+#endif

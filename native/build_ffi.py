@@ -1,0 +1,164 @@
+"""Builds the C of nsbox: a static helper, and the cffi module that carries it.
+
+The helper (zygote and init in one freestanding binary) is linked first and then laid as a byte array into the source of
+the cffi module `nsbox._native_ffi`; seam.c of that module starts it from a sealed memfd. Both C and Python read the
+declarations between the marks `cdef:begin` and `cdef:end` of the headers, so that there is one text to keep right.
+
+    setup.py                                             names `ffibuilder`
+    python native/build_ffi.py --helper OUT [--cc CC]    builds the helper alone (linters, cross compilers)
+
+Environment: CC names the compiler; NSBOX_SANITIZE=1 builds the seam with address and undefined behaviour sanitizers;
+NSBOX_WERROR=1 makes warnings errors (the linters do; a user's newer compiler shall not fail over a new warning).
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cffi import FFI
+
+NATIVE = Path(__file__).resolve().parent
+SEAM = "seam.c"
+CDEF_HEADERS = ("nsbox.h", "seam.h")
+
+HELPER_CFLAGS = [
+    *("-std=gnu11", "-O2", "-Wall", "-Wextra"),
+    *("-ffreestanding", "-fno-pie", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"),
+    # The stack protector keeps its canary in thread-local storage, which nobody sets up without a libc.
+    "-fno-stack-protector",
+    # The compiler must not turn the loop inside our own memset into a call of memset.
+    "-fno-tree-loop-distribute-patterns",
+    *("-ffunction-sections", "-fdata-sections", "-fcf-protection=none", "-fmerge-all-constants"),
+]
+# exec maps each segment and faults each page: one read-and-execute segment is the cheapest binary there is.
+HELPER_LDFLAGS = [
+    *("-static", "-nostdlib", "-nostartfiles", "-no-pie", "-s"),
+    *("-Wl,-z,noexecstack", "-Wl,-z,norelro", "-Wl,-z,noseparate-code", "-Wl,--build-id=none", "-Wl,--gc-sections"),
+]
+SEAM_CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden"]
+HARDEN_CFLAGS = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+HARDEN_LDFLAGS = ["-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack"]
+SANITIZE_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
+
+# pip asks for metadata in processes of their own; none of these commands compiles anything.
+METADATA_COMMANDS = {"egg_info", "dist_info", "sdist"}
+BUILD_COMMANDS = {"build", "build_ext", "bdist_wheel", "editable_wheel", "develop", "install"}
+
+
+def compiler() -> list[str]:
+    """The C compiler as an argument list: $CC, or the one Python was built with where it exists, or cc."""
+    from shutil import which
+
+    for words in (os.environ.get("CC"), sysconfig.get_config_var("CC")):
+        argv = shlex.split(words or "")
+        if argv and (words == os.environ.get("CC") or which(argv[0])):
+            return argv
+    return ["cc"]
+
+
+def _accepted(cc: list[str], flags: list[str], directory: Path) -> list[str]:
+    """The flags without those that only some processors or compilers know."""
+    optional = [flag for flag in flags if flag.startswith(("-fcf-protection", "-fno-tree-loop"))]
+    probe = directory / "probe.c"
+    probe.write_text("int nsb_probe;\n")
+    refused = [
+        flag
+        for flag in optional
+        if subprocess.run(
+            [*cc, "-Werror", flag, "-c", str(probe), "-o", str(directory / "probe.o")],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        ).returncode
+    ]
+    return [flag for flag in flags if flag not in refused]
+
+
+def build_helper(out: Path, cc: list[str] | None = None, werror: bool = False) -> None:
+    """Compile and link every C file but the seam into the static helper `out`.
+
+    Raises SystemExit with the compiler's own words if it fails: setuptools would show a traceback instead.
+    """
+    cc = cc or compiler()
+    sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name != SEAM)
+    with tempfile.TemporaryDirectory(prefix="nsbox-build-") as directory:
+        cflags = _accepted(cc, HELPER_CFLAGS, Path(directory)) + (["-Werror"] if werror else [])
+        argv = [*cc, *cflags, f"-I{NATIVE}", "-o", str(out), *sources, *HELPER_LDFLAGS, "-lgcc"]
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        except OSError as error:
+            raise SystemExit(f"nsbox: cannot run the C compiler {cc[0]!r}: {error.strerror}; install gcc") from None
+    if done.returncode:
+        raise SystemExit(f"nsbox: the helper did not compile\n{shlex.join(argv)}\n{done.stderr}")
+    sys.stderr.write(done.stderr)
+
+
+def helper_as_c(binary: bytes) -> str:
+    """The helper as C source text: the array nsb_helper and its length nsb_helper_size."""
+    rows = (",".join(map(str, binary[start : start + 32])) for start in range(0, len(binary), 32))
+    return (
+        "extern const unsigned char nsb_helper[];\nextern const unsigned long nsb_helper_size;\n"
+        f"const unsigned long nsb_helper_size = {len(binary)};\n"
+        "const unsigned char nsb_helper[] = {\n" + ",\n".join(rows) + "\n};\n"
+    )
+
+
+def cdef_text() -> str:
+    """What the headers of CDEF_HEADERS declare between their marks, in order. Raises SystemExit for a missing mark."""
+    parts = []
+    for name in CDEF_HEADERS:
+        found = re.findall(r"/\* cdef:begin \*/(.*?)/\* cdef:end \*/", (NATIVE / name).read_text(), re.DOTALL)
+        if not found:
+            raise SystemExit(f"nsbox: native/{name} has no text between /* cdef:begin */ and /* cdef:end */")
+        parts += found
+    return "\n".join(parts)
+
+
+def make_builder() -> "FFI":
+    """The cffi builder that setup.py names."""
+    from cffi import FFI
+
+    words = set(sys.argv[1:])
+    if words & METADATA_COMMANDS and not words & BUILD_COMMANDS:
+        helper = "#error the helper is not built for commands that only collect metadata\n"
+    else:
+        with tempfile.TemporaryDirectory(prefix="nsbox-build-") as directory:
+            out = Path(directory) / "helper"
+            build_helper(out, werror=os.environ.get("NSBOX_WERROR") == "1")
+            helper = helper_as_c(out.read_bytes())
+    sanitize = os.environ.get("NSBOX_SANITIZE") == "1"
+    builder = FFI()
+    builder.cdef(cdef_text())
+    builder.set_source(
+        "nsbox._native_ffi",
+        "".join(f'#include "{name}"\n' for name in CDEF_HEADERS) + helper,
+        # setuptools wants paths that are relative to setup.py, which is also where it runs.
+        sources=[f"native/{SEAM}"],
+        depends=sorted(f"native/{path.name}" for path in NATIVE.glob("*.[ch]")),
+        include_dirs=["native"],
+        extra_compile_args=SEAM_CFLAGS + (SANITIZE_FLAGS if sanitize else HARDEN_CFLAGS),
+        extra_link_args=HARDEN_LDFLAGS + (SANITIZE_FLAGS if sanitize else []),
+    )
+    return builder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the static helper alone, with warnings as errors.")
+    parser.add_argument("--helper", required=True, type=Path, metavar="OUT", help="where to write the binary")
+    parser.add_argument("--cc", type=shlex.split, help="the compiler, e.g. aarch64-linux-gnu-gcc (default: $CC or cc)")
+    args = parser.parse_args()
+    build_helper(args.helper, args.cc, werror=True)
+    print(f"{args.helper}: {args.helper.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "__cffi__":
+    ffibuilder = make_builder()

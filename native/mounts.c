@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The root of a sandbox, built with the descriptor-based mount API (mount_setattr(2), open_tree(2), fsopen(2)).
+ *
+ * Two rules hold everywhere here. A source is opened without following any symbolic link: the caller's path was made
+ * canonical before, and what was checked is what is opened. A destination is resolved by openat2(2) as if the new root
+ * were "/", so that no link in a hostile tree leads out, and what is missing is made there, never on the host.
+ */
+#include "helper.h"
+
+#include <linux/mount.h>
+
+#ifndef MOUNT_ATTR_IDMAP
+#define MOUNT_ATTR_IDMAP 0x00100000
+#endif
+
+enum { PATH_SIZE = 4096, DETACH = 2, STATX_TYPE_ONLY = 1, TYPE_MASK = 0170000, TYPE_DIRECTORY = 0040000 };
+
+static int open_beneath(int dir, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve)
+{
+    struct open_how how = {.flags = flags | O_CLOEXEC, .mode = mode, .resolve = resolve};
+    long ret;
+    /* -EAGAIN: a rename or mount elsewhere raced with the walk, the kernel asks to try again: openat2(2). */
+    int tries = 32;
+    do
+        ret = NSB_CALL(__NR_openat2, dir, path, &how, sizeof how);
+    while ((ret == -EAGAIN || ret == -EINTR) && --tries);
+    return (int)ret;
+}
+
+static int is_directory(int fd)
+{
+    struct statx st;
+    long ret = NSB_CALL(__NR_statx, fd, "", AT_EMPTY_PATH, STATX_TYPE_ONLY, &st);
+    return ret < 0 ? (int)ret : (st.stx_mode & TYPE_MASK) == TYPE_DIRECTORY;
+}
+
+int op_has_source(const struct nsb_op *op) { return op->kind == NSB_OP_LOWER || op->kind == NSB_OP_BIND; }
+
+/* A detached copy of the mount at op's source, with its attributes on. idmap_userns is -1, or its id map is laid over. */
+int open_source(const struct nsb_plan *plan, const struct nsb_op *op, int idmap_userns)
+{
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
+    unsigned deep = op->flags & NSB_RECURSIVE ? AT_RECURSIVE : 0;
+    OWNED_FD path = open_beneath(AT_FDCWD, plan_string(plan, op->src), O_PATH, 0, RESOLVE_NO_SYMLINKS);
+    if (path < 0)
+        return path;
+    int tree = (int)NSB_CALL(__NR_open_tree, path, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | deep);
+    if (tree < 0)
+        return tree;
+    if (op->flags & NSB_RO)
+        attr.attr_set |= MOUNT_ATTR_RDONLY;
+    if (op->flags & NSB_NOEXEC)
+        attr.attr_set |= MOUNT_ATTR_NOEXEC;
+    if (idmap_userns >= 0) {
+        attr.attr_set |= MOUNT_ATTR_IDMAP;
+        attr.userns_fd = (uint64_t)idmap_userns;
+    }
+    attr.propagation = 1 << 18; /* MS_PRIVATE */
+    long ret = NSB_CALL(__NR_mount_setattr, tree, "", AT_EMPTY_PATH | deep, &attr, sizeof attr);
+    if (ret == 0)
+        return tree;
+    nsb_close(tree);
+    return (int)ret;
+}
+
+static long attach(int tree, int dir, const char *name)
+{
+    unsigned flags = MOVE_MOUNT_F_EMPTY_PATH | (*name ? 0 : MOVE_MOUNT_T_EMPTY_PATH);
+    return NSB_CALL(__NR_move_mount, tree, "", dir, name, flags);
+}
+
+struct option { const char *key, *value; };
+
+static int new_filesystem(const char *type, const struct option *options, unsigned n, unsigned attributes)
+{
+    OWNED_FD fs = (int)NSB_CALL(__NR_fsopen, type, FSOPEN_CLOEXEC);
+    if (fs < 0)
+        return fs;
+    for (unsigned i = 0; i < n; i++) {
+        unsigned kind = options[i].value ? FSCONFIG_SET_STRING : FSCONFIG_SET_FLAG;
+        long ret = NSB_CALL(__NR_fsconfig, fs, kind, options[i].key, options[i].value, 0);
+        if (ret < 0)
+            return (int)ret;
+    }
+    long ret = NSB_CALL(__NR_fsconfig, fs, FSCONFIG_CMD_CREATE, 0, 0, 0);
+    if (ret < 0)
+        return (int)ret;
+    return (int)NSB_CALL(__NR_fsmount, fs, FSMOUNT_CLOEXEC, attributes);
+}
+
+static int new_tmpfs(uint64_t size, uint64_t inodes, uint32_t mode)
+{
+    char sizes[24], nodes[24], modes[8];
+    for (int i = 3, m = (int)mode; i >= 0; i--, m >>= 3)
+        modes[i] = (char)('0' + (m & 7));
+    modes[4] = 0;
+    put_number(sizes, size);
+    put_number(nodes, inodes);
+    const struct option options[] = {{"mode", modes}, {"size", sizes}, {"nr_inodes", nodes}};
+    unsigned n = size ? (inodes ? 3 : 2) : 1;
+    return new_filesystem("tmpfs", options, n, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+}
+
+/* Makes what is missing of path beneath root, one component a step, and opens its last directory. An existing symbolic
+ * link is followed as the inside would follow it; a dangling one is refused (mkdirat says EEXIST, openat2 ENOENT). */
+static int make_directories(int root, const char *path, uint32_t mode)
+{
+    char prefix[PATH_SIZE];
+    size_t length = str_len(path), i = 0;
+    if (length >= PATH_SIZE)
+        return -ENAMETOOLONG;
+    int at = open_beneath(root, ".", O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT);
+    while (at >= 0) {
+        while (path[i] == '/')
+            i++;
+        if (!path[i])
+            return at;
+        OWNED_FD parent = at;
+        size_t start = i;
+        while (path[i] && path[i] != '/')
+            i++;
+        memcpy(prefix, path, i);
+        prefix[i] = 0;
+        at = open_beneath(root, prefix, O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+        if (at != -ENOENT)
+            continue;
+        long ret = NSB_CALL(__NR_mkdirat, parent, prefix + start, mode);
+        if (ret < 0)
+            return ret == -EEXIST ? -ELOOP : (int)ret;
+        at = open_beneath(root, prefix, O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+    }
+    return at;
+}
+
+/* Splits path at its last slash into the directory (made where missing) and the name. */
+static int open_parent(int root, const char *path, const char **name)
+{
+    char dir[PATH_SIZE];
+    size_t last = 0, length = str_len(path);
+    if (length >= PATH_SIZE)
+        return -ENAMETOOLONG;
+    for (size_t i = 0; i < length; i++)
+        if (path[i] == '/')
+            last = i + 1;
+    memcpy(dir, path, last);
+    dir[last] = 0;
+    *name = path + last;
+    return make_directories(root, dir, 0755);
+}
+
+static int open_target(int root, const char *path, int directory, int optional)
+{
+    int at = open_beneath(root, path, O_PATH, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+    if (at != -ENOENT || optional)
+        return at;
+    if (directory)
+        return make_directories(root, path, 0755);
+    const char *name;
+    OWNED_FD parent = open_parent(root, path, &name);
+    if (parent < 0)
+        return parent;
+    OWNED_FD made = (int)NSB_CALL(__NR_openat, parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (made < 0)
+        return made == -EEXIST ? -ELOOP : made;
+    return open_beneath(root, path, O_PATH, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+}
+
+static long attach_at(int tree, int root, const char *path, int directory)
+{
+    OWNED_FD target = open_target(root, path, directory, 0);
+    return target < 0 ? target : attach(tree, target, "");
+}
+
+/* The scratch file system holds every byte that the sandbox writes: upper and work directories, /dev/shm, copies. It is
+ * stacked on a host directory in our own mount namespace only because overlayfs wants its layers attached; it goes out
+ * of sight with the old root. From here on the working directory is its root. */
+long make_scratch(struct launch *l)
+{
+    const struct nsb_plan *plan = l->plan;
+    if (plan->flags & NSB_SCRATCH_DIR) {
+        const struct nsb_op op = {.kind = NSB_OP_BIND, .src = plan->scratch_dir};
+        l->scratch = open_source(plan, &op, -1);
+    } else {
+        l->scratch = new_tmpfs(plan->scratch_size, plan->scratch_inodes, 0755);
+    }
+    if (l->scratch < 0)
+        return l->scratch;
+    long ret = attach(l->scratch, l->staging, "");
+    return ret == 0 ? NSB_CALL(__NR_fchdir, l->scratch) : ret;
+}
+
+static void layer_name(char *out, char kind, uint32_t number)
+{
+    *out++ = kind;
+    put_number(out, number);
+}
+
+static long play_lower(struct launch *l, int source)
+{
+    char name[16];
+    layer_name(name, 'l', l->layer++);
+    long ret = NSB_CALL(__NR_mkdirat, l->scratch, name, 0755);
+    return ret == 0 ? attach(source, l->scratch, name) : ret;
+}
+
+/* op->size numbers the overlay; its upper directory lends the merged root its mode and owner. */
+static long play_overlay(struct launch *l, const struct nsb_op *op)
+{
+    char upper[16], work[16];
+    const char *dst = plan_string(l->plan, op->dst);
+    layer_name(upper, 'u', (uint32_t)op->size);
+    layer_name(work, 'w', (uint32_t)op->size);
+    const struct option options[] = {{"source", "nsbox"}, {"lowerdir", plan_string(l->plan, op->data)},
+                                     {"upperdir", upper}, {"workdir", work}, {"userxattr", 0}};
+    long ret = NSB_CALL(__NR_mkdirat, l->scratch, upper, op->mode);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_fchownat, l->scratch, upper, op->uid, op->gid, 0);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_mkdirat, l->scratch, work, 0700);
+    if (ret < 0)
+        return ret;
+    OWNED_FD tree = new_filesystem("overlay", options, 5, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    if (tree < 0)
+        return tree;
+    if (*dst)
+        return attach_at(tree, l->root, dst, 1);
+    ret = NSB_CALL(__NR_mkdirat, l->scratch, "root", 0755);
+    if (ret == 0)
+        ret = attach(tree, l->scratch, "root");
+    if (ret == 0)
+        l->root = (int)NSB_CALL(__NR_openat, l->scratch, "root", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return ret == 0 && l->root < 0 ? l->root : ret;
+}
+
+static long play_scratch(struct launch *l, const struct nsb_op *op)
+{
+    char name[16];
+    layer_name(name, 'd', (uint32_t)op->size);
+    long ret = NSB_CALL(__NR_mkdirat, l->scratch, name, 0755);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_fchmodat, l->scratch, name, op->mode);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_fchownat, l->scratch, name, op->uid, op->gid, 0);
+    if (ret < 0)
+        return ret;
+    OWNED_FD tree = (int)NSB_CALL(__NR_open_tree, l->scratch, name, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    return tree < 0 ? tree : attach_at(tree, l->root, plan_string(l->plan, op->dst), 1);
+}
+
+static long play_bind(struct launch *l, const struct nsb_op *op, int source)
+{
+    int directory = is_directory(source);
+    return directory < 0 ? directory : attach_at(source, l->root, plan_string(l->plan, op->dst), directory);
+}
+
+static long play_tmpfs(struct launch *l, const struct nsb_op *op)
+{
+    OWNED_FD tree = new_tmpfs(op->size, op->inodes, op->mode);
+    if (tree < 0)
+        return tree;
+    long ret = NSB_CALL(__NR_fchownat, tree, "", op->uid, op->gid, AT_EMPTY_PATH);
+    return ret < 0 ? ret : attach_at(tree, l->root, plan_string(l->plan, op->dst), 1);
+}
+
+static long play_proc(struct launch *l, const struct nsb_op *op)
+{
+    OWNED_FD tree = new_filesystem("proc", 0, 0, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+    return tree < 0 ? tree : attach_at(tree, l->root, plan_string(l->plan, op->dst), 1);
+}
+
+/* NSB_RO: the place stays, read-only. Else an empty file or directory of the scratch file system covers it. */
+static long play_mask(struct launch *l, const struct nsb_op *op)
+{
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC};
+    OWNED_FD target = open_target(l->root, plan_string(l->plan, op->dst), 0, 1);
+    if (target < 0)
+        return target == -ENOENT && (op->flags & NSB_OPTIONAL) ? 0 : target;
+    int directory = is_directory(target);
+    if (directory < 0)
+        return directory;
+    const char *empty = directory ? "empty.d" : "empty";
+    if (!(op->flags & NSB_RO)) {
+        long ret = directory ? NSB_CALL(__NR_mkdirat, l->scratch, empty, 0555)
+                             : NSB_CALL(__NR_mknodat, l->scratch, empty, 0100444, 0);
+        if (ret < 0 && ret != -EEXIST)
+            return ret;
+    }
+    OWNED_FD tree = op->flags & NSB_RO
+                        ? (int)NSB_CALL(__NR_open_tree, target, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
+                        : (int)NSB_CALL(__NR_open_tree, l->scratch, empty, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (tree < 0)
+        return tree;
+    long ret = NSB_CALL(__NR_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr);
+    return ret < 0 ? ret : attach(tree, target, "");
+}
+
+static const char *const device_names[] = {"null", "zero", "full", "random", "urandom", "tty"};
+static const struct option device_links[] = {{"fd", "/proc/self/fd"},       {"stdin", "/proc/self/fd/0"},
+                                             {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
+                                             {"ptmx", "pts/ptmx"}};
+
+/* One node of the host's /dev, bound: mknod(2) of a device is refused in a user namespace. */
+static long bind_device(int dev, const char *name)
+{
+    char path[32] = "/dev/";
+    memcpy(path + 5, name, str_len(name) + 1);
+    OWNED_FD node = (int)NSB_CALL(__NR_openat, dev, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (node < 0)
+        return node;
+    OWNED_FD tree = (int)NSB_CALL(__NR_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+    if (tree < 0)
+        return tree;
+    return attach(tree, dev, name);
+}
+
+static long play_dev(struct launch *l, const struct nsb_op *op)
+{
+    const struct option pts[] = {{"mode", "620"}, {"ptmxmode", "666"}};
+    struct mount_attr readonly = {.attr_set = MOUNT_ATTR_RDONLY};
+    OWNED_FD dev = new_tmpfs(65536, 64, 0755);
+    long ret = dev < 0 ? dev : attach_at(dev, l->root, plan_string(l->plan, op->dst), 1);
+    for (unsigned i = 0; ret >= 0 && i < sizeof device_names / sizeof *device_names; i++)
+        ret = bind_device(dev, device_names[i]);
+    for (unsigned i = 0; ret >= 0 && i < sizeof device_links / sizeof *device_links; i++)
+        ret = NSB_CALL(__NR_symlinkat, device_links[i].value, dev, device_links[i].key);
+    if (ret >= 0)
+        ret = NSB_CALL(__NR_mkdirat, dev, "pts", 0755);
+    if (ret >= 0)
+        ret = NSB_CALL(__NR_mkdirat, dev, "shm", 0755);
+    if (ret < 0)
+        return ret;
+    OWNED_FD terminals = new_filesystem("devpts", pts, 2, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    if (terminals < 0)
+        return terminals;
+    ret = attach(terminals, dev, "pts");
+    return ret < 0 ? ret : NSB_CALL(__NR_mount_setattr, dev, "", AT_EMPTY_PATH, &readonly, sizeof readonly);
+}
+
+static long play_file(struct launch *l, const struct nsb_op *op)
+{
+    const char *name, *data = plan_string(l->plan, op->data);
+    OWNED_FD parent = open_parent(l->root, plan_string(l->plan, op->dst), &name);
+    if (parent < 0)
+        return parent;
+    if (op->kind == NSB_OP_SYMLINK)
+        return NSB_CALL(__NR_symlinkat, data, parent, name);
+    OWNED_FD file = (int)NSB_CALL(__NR_openat, parent, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, op->mode);
+    if (file < 0)
+        return file;
+    long ret = NSB_CALL(__NR_write, file, data, str_len(data));
+    return ret < 0 ? ret : NSB_CALL(__NR_fchownat, file, "", op->uid, op->gid, AT_EMPTY_PATH);
+}
+
+static long play_dir(struct launch *l, const struct nsb_op *op)
+{
+    OWNED_FD dir = make_directories(l->root, plan_string(l->plan, op->dst), op->mode);
+    return dir < 0 ? dir : NSB_CALL(__NR_fchownat, dir, "", op->uid, op->gid, AT_EMPTY_PATH);
+}
+
+long play_op(struct launch *l, const struct nsb_op *op, int source)
+{
+    switch (op->kind) {
+    case NSB_OP_LOWER: return play_lower(l, source);
+    case NSB_OP_OVERLAY: return play_overlay(l, op);
+    case NSB_OP_BIND: return play_bind(l, op, source);
+    case NSB_OP_TMPFS: return play_tmpfs(l, op);
+    case NSB_OP_SCRATCH: return play_scratch(l, op);
+    case NSB_OP_PROC: return play_proc(l, op);
+    case NSB_OP_DEV: return play_dev(l, op);
+    case NSB_OP_MASK: return play_mask(l, op);
+    case NSB_OP_DIR: return play_dir(l, op);
+    case NSB_OP_FILE:
+    case NSB_OP_SYMLINK: return play_file(l, op);
+    default: return -ENOSYS;
+    }
+}
+
+/* pivot_root(2): with "." for both, the old root is stacked on the new one, from where it is taken off at once. */
+long enter_root(struct launch *l)
+{
+    long ret = NSB_CALL(__NR_fchdir, l->root);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_pivot_root, ".", ".");
+    if (ret == 0)
+        ret = NSB_CALL(__NR_umount2, ".", DETACH);
+    return ret == 0 ? NSB_CALL(__NR_chdir, "/") : ret;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The contract between Python and C. The part between the markers is read by the C compiler and, as the same text, by
+ * cffi; a change of any layout here raises NSB_LAYOUT, which both sides compare before the first launch.
+ *
+ * A launch is one read-only blob (struct nsb_plan, then its arrays and strings, all by offset from its start) and a
+ * handful of descriptors. Offset 0 stands for "absent". The blob comes from the embedding process, which is trusted;
+ * it is bounds-checked all the same, because a wrong offset in pid 1 would be found by somebody hostile.
+ */
+#ifndef NSBOX_H
+#define NSBOX_H
+
+#include <stdint.h>
+
+/* cdef:begin */
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 1, NSB_MAX_SOURCES = 200, NSB_MAX_BLOB = 16777216 };
+
+/* What was being done. Names are shown to users; the order is the order of a launch. */
+enum nsb_stage {
+    NSB_STAGE_REQUEST, NSB_STAGE_CLONE, NSB_STAGE_IDMAP, NSB_STAGE_SOURCE, NSB_STAGE_NETWORK, NSB_STAGE_HOSTNAME,
+    NSB_STAGE_IDENTITY, NSB_STAGE_SCRATCH, NSB_STAGE_MOUNT, NSB_STAGE_PIVOT, NSB_STAGE_LIMITS, NSB_STAGE_CAPABILITIES,
+    NSB_STAGE_LANDLOCK, NSB_STAGE_SECCOMP, NSB_STAGE_EXEC, NSB_STAGE_RUN, NSB_N_STAGES
+};
+
+enum nsb_op_kind {
+    NSB_OP_LOWER,    /* src becomes the next overlay layer, l0, l1, ... */
+    NSB_OP_OVERLAY,  /* data: "l1:l0"; dst: "" is the new root, else a place beneath it */
+    NSB_OP_BIND,     /* src onto dst */
+    NSB_OP_TMPFS,    /* size bytes, inodes, mode onto dst */
+    NSB_OP_SCRATCH,  /* a fresh directory of the scratch file system (counted there) onto dst */
+    NSB_OP_PROC, NSB_OP_DEV,
+    NSB_OP_MASK,     /* dst, a file or a directory, becomes empty; read-only and kept with NSB_RO */
+    NSB_OP_DIR,      /* make dst and its missing parents */
+    NSB_OP_FILE,     /* write data to dst */
+    NSB_OP_SYMLINK   /* dst -> data */
+};
+
+enum nsb_op_flags {
+    NSB_RO = 1, NSB_NOEXEC = 2, NSB_RECURSIVE = 4,
+    NSB_IDMAP_RANGE = 8,   /* file ids are shifted as the sandbox's own ids are */
+    NSB_IDMAP_OWNER = 16,  /* the owner of src appears as the payload's uid, nobody else is mapped */
+    NSB_OPTIONAL = 32      /* a missing dst is no error */
+};
+
+enum nsb_plan_flags {
+    NSB_HOST_SOURCES = 1,  /* privileged caller: the zygote opens the sources, init never sees a host path */
+    NSB_SETGROUPS_DENY = 2, NSB_LOOPBACK = 4, NSB_CGROUP_FD = 8, NSB_STDIN = 16,
+    NSB_MAPS_BY_CALLER = 32, /* the embedding process has newuidmap write the maps, then says go on the control socket */
+    NSB_TTY = 64, NSB_SCRATCH_DIR = 128
+};
+
+struct nsb_op { uint32_t kind, flags, src, dst, data, mode, uid, gid; uint64_t size, inodes; };
+struct nsb_rlimit { uint32_t resource, unused; uint64_t soft, hard; };
+struct nsb_rule { uint32_t path, unused; uint64_t access; };
+
+struct nsb_plan {
+    uint32_t magic, layout, size, flags;
+    uint64_t clone_flags;
+    uint32_t uid_map, gid_map;               /* text for /proc/PID/{uid,gid}_map */
+    uint32_t setup_uid, setup_gid;           /* ids inside while the root is built */
+    uint32_t uid, gid;                       /* ids inside of init and the payload from then on */
+    uint32_t host_uid, host_gid;             /* the payload's ids as the host sees them */
+    uint32_t staging, hostname, cwd, path;   /* staging: an existing host directory to build on; path: PATH for argv[0] */
+    uint32_t ops, n_ops, rlimits, n_rlimits, rules, n_rules, filter, n_filter;
+    uint32_t argv, argc, envp, envc;         /* argv, envp: strings one after the other */
+    uint32_t pointers, scratch_dir;          /* pointers: room for argc + envc + 2 pointers */
+    uint64_t scratch_size, scratch_inodes;
+    uint64_t landlock_fs, landlock_scoped;   /* handled_access_fs, scoped; both 0: no ruleset */
+};
+
+enum nsb_msg_type {
+    NSB_MSG_CLONED = 1,   /* zygote: pid, and a pidfd beside it */
+    NSB_MSG_FAILED,       /* zygote or init: stage, op, err */
+    NSB_MSG_STARTED,      /* init: the payload executes; stamps */
+    NSB_MSG_EXEC_FAILED,  /* init: err */
+    NSB_MSG_EXITED,       /* init: the payload's wait status and usage */
+    NSB_MSG_ENDED,        /* init: nothing else is left inside; usage of everything */
+    NSB_MSG_KILL = 64,    /* host: kill every process inside, then report */
+    NSB_MSG_SIGNAL,       /* host: err is a signal for the payload's process group */
+    NSB_MSG_GO            /* host: the maps are written */
+};
+
+struct nsb_msg {
+    uint32_t type, stage, op;
+    int32_t err, status, pid;
+    int64_t utime_us, stime_us, maxrss_kb, inblock, oublock;
+    uint64_t stamps[16];  /* CLOCK_MONOTONIC nanoseconds at the end of each stage, 0 where it did not happen */
+};
+
+struct nsb_request { uint32_t magic, layout, size, n_fds; };
+/* cdef:end */
+
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Giving up: ids, limits, capabilities, files (Landlock), system calls (seccomp). Each is one way. */
+#include "helper.h"
+
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/prctl.h>
+#include <linux/seccomp.h>
+#include <linux/securebits.h>
+
+long become(uint32_t uid, uint32_t gid, int may_setgroups)
+{
+    long ret = may_setgroups ? NSB_CALL(__NR_setgroups, 0, 0) : 0;
+    if (ret == 0)
+        ret = NSB_CALL(__NR_setresgid, gid, gid, gid);
+    return ret == 0 ? NSB_CALL(__NR_setresuid, uid, uid, uid) : ret;
+}
+
+long set_limits(const struct nsb_plan *plan)
+{
+    const struct nsb_rlimit *limits = plan_at((struct nsb_plan *)plan, plan->rlimits);
+    for (uint32_t i = 0; i < plan->n_rlimits; i++) {
+        uint64_t value[2] = {limits[i].soft, limits[i].hard};
+        long ret = NSB_CALL(__NR_prlimit64, 0, limits[i].resource, value, 0);
+        if (ret < 0)
+            return ret;
+    }
+    return 0;
+}
+
+/* landlock(7); the structures are ABI and newer than the headers of some distributions that we build on. */
+struct ruleset_attr { uint64_t handled_fs, handled_net, scoped; };
+struct path_beneath { uint64_t access; int fd; } __attribute__((packed));
+enum { RULE_PATH_BENEATH = 1 };
+
+long restrict_files(const struct nsb_plan *plan)
+{
+    struct ruleset_attr attr = {plan->landlock_fs, 0, plan->landlock_scoped};
+    const struct nsb_rule *rules = plan_at((struct nsb_plan *)plan, plan->rules);
+    if (!plan->landlock_fs && !plan->landlock_scoped)
+        return 0;
+    /* A kernel that does not know the last fields takes the shorter structure; the plan asks only for what it has. */
+    size_t size = plan->landlock_scoped ? sizeof attr : sizeof attr.handled_fs;
+    OWNED_FD ruleset = (int)NSB_CALL(__NR_landlock_create_ruleset, &attr, size, 0);
+    if (ruleset < 0)
+        return ruleset;
+    for (uint32_t i = 0; i < plan->n_rules; i++) {
+        OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, plan_string(plan, rules[i].path), O_PATH | O_CLOEXEC);
+        if (fd == -ENOENT)
+            continue;
+        if (fd < 0)
+            return fd;
+        struct path_beneath rule = {rules[i].access, fd};
+        long ret = NSB_CALL(__NR_landlock_add_rule, ruleset, RULE_PATH_BENEATH, &rule, 0);
+        if (ret < 0)
+            return ret;
+    }
+    return NSB_CALL(__NR_landlock_restrict_self, ruleset, 0);
+}
+
+/* capabilities(7). Securebits first, for they need CAP_SETPCAP; the bounding set next, for the same reason; the ids
+ * while CAP_SETUID is there; last the three sets themselves. no_new_privs then makes set-id bits and file
+ * capabilities mean nothing at the next execve(2). */
+long drop_capabilities(const struct nsb_plan *plan)
+{
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0, 0, 0}, {0, 0, 0}};
+    const unsigned long bits = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP |
+                               SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED | SECBIT_NO_CAP_AMBIENT_RAISE |
+                               SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED;
+    long ret = NSB_CALL(__NR_prctl, PR_SET_SECUREBITS, bits);
+    if (ret < 0)
+        return ret;
+    for (unsigned long cap = 0; ret == 0; cap++)
+        ret = NSB_CALL(__NR_prctl, PR_CAPBSET_DROP, cap);
+    if (ret != -EINVAL) /* the first number that this kernel does not know ends the loop */
+        return ret;
+    NSB_CALL(__NR_prctl, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL);
+    ret = become(plan->uid, plan->gid, !(plan->flags & NSB_SETGROUPS_DENY));
+    if (ret == 0)
+        ret = NSB_CALL(__NR_capset, &head, none);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_prctl, PR_SET_NO_NEW_PRIVS, 1);
+    /* Nothing inside may ptrace pid 1 or read its /proc entries, though it runs as the same user: ptrace(2). */
+    return ret == 0 ? NSB_CALL(__NR_prctl, PR_SET_DUMPABLE, 0) : ret;
+}
+
+long load_filter(const struct nsb_plan *plan)
+{
+    struct sock_fprog program = {(unsigned short)plan->n_filter, plan_at((struct nsb_plan *)plan, plan->filter)};
+    return NSB_CALL(__NR_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+}
+
+struct kernel_sigaction { void *handler; unsigned long flags; void *restorer; uint64_t mask; };
+
+/* A caller may ignore SIGCHLD or SIGPIPE and block signals; ignored and blocked survive execve(2): signal(7). */
+void default_signals(void)
+{
+    struct kernel_sigaction action = {0, 0, 0, 0};
+    uint64_t mask = 0;
+    for (long sig = 1; sig <= 64; sig++)
+        NSB_CALL(__NR_rt_sigaction, sig, &action, 0, sizeof mask);
+    NSB_CALL(__NR_rt_sigprocmask, NSB_SIG_SETMASK, &mask, 0, sizeof mask);
+}

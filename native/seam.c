@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The seam: compiled into the cffi module, runs inside the embedding process on any of its threads. It starts the
+ * zygote and sends it launches; it never forks (posix_spawn(3) is a vfork-like clone in the C library).
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "seam.h"
+#include "nsbox.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* The helper binary travels inside this module: build_ffi.py writes these two. */
+extern const unsigned char nsb_helper[];
+extern const unsigned long nsb_helper_size;
+
+static void close_fd(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+#define OWNED_FD __attribute__((cleanup(close_fd))) int
+
+uint32_t nsb_layout(void) { return NSB_LAYOUT; }
+
+int nsb_landlock_abi(void)
+{
+    long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, 1u /* LANDLOCK_CREATE_RULESET_VERSION */);
+    return abi < 0 ? -errno : (int)abi;
+}
+
+static int write_all(int fd, const void *data, size_t size)
+{
+    const char *p = data;
+    while (size) {
+        ssize_t n = write(fd, p, size);
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        if (n > 0) {
+            p += n;
+            size -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+/* Descriptors 0-2 may be closed in the caller; ours must not land there, where file actions would overwrite them. */
+static int lift(int fd)
+{
+    int up = fd < 0 ? -errno : fcntl(fd, F_DUPFD_CLOEXEC, 16);
+    if (fd >= 0 && up < 0)
+        up = -errno;
+    if (fd >= 0)
+        close(fd);
+    return up;
+}
+
+static int sealed_memory(const char *name, const void *data, size_t size, unsigned flags)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+    if (fd < 0 && flags && errno == EINVAL) /* MFD_EXEC is newer than 6.2: memfd_create(2) */
+        fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    fd = lift(fd);
+    if (fd < 0)
+        return fd;
+    int ret = write_all(fd, data, size);
+    if (ret == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) < 0)
+        ret = -errno;
+    if (ret == 0)
+        return fd;
+    close(fd);
+    return ret;
+}
+
+static int spawn_helper(int memory, int sock, int embedder, pid_t *pid)
+{
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attr;
+    sigset_t all, none;
+    char path[40];
+    char *argv[] = {(char *)"nsbox-zygote", NULL}, *envp[] = {NULL};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", memory);
+    sigfillset(&all);
+    sigemptyset(&none);
+    int err = posix_spawn_file_actions_init(&actions);
+    if (err)
+        return -err;
+    err = posix_spawnattr_init(&attr);
+    for (int fd = 0; err == 0 && fd < 3; fd++)
+        err = posix_spawn_file_actions_addopen(&actions, fd, "/dev/null", O_RDWR, 0);
+    if (err == 0)
+        err = posix_spawn_file_actions_adddup2(&actions, sock, 3);
+    if (err == 0)
+        err = posix_spawn_file_actions_adddup2(&actions, embedder, 4);
+    if (err == 0)
+        err = posix_spawnattr_setsigdefault(&attr, &all);
+    if (err == 0)
+        err = posix_spawnattr_setsigmask(&attr, &none);
+    if (err == 0)
+        err = posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+    if (err == 0)
+        err = posix_spawn(pid, path, &actions, &attr, argv, envp);
+    posix_spawnattr_destroy(&attr);
+    posix_spawn_file_actions_destroy(&actions);
+    return -err;
+}
+
+/* Starts a zygote; answers the socket to it. Its pid is for information: it ends by itself, with this process. */
+int nsb_zygote_start(int *pid)
+{
+    int pair[2];
+    pid_t child = -1;
+#ifndef MFD_EXEC
+#define MFD_EXEC 0x0010U
+#endif
+    OWNED_FD memory = sealed_memory("nsbox-helper", nsb_helper, nsb_helper_size, MFD_EXEC);
+    if (memory < 0)
+        return memory;
+    OWNED_FD embedder = lift((int)syscall(SYS_pidfd_open, getpid(), 0));
+    if (embedder < 0)
+        return embedder;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        return -errno;
+    int ours = lift(pair[0]);
+    OWNED_FD theirs = lift(pair[1]);
+    int ret = ours < 0 ? ours : theirs < 0 ? theirs : spawn_helper(memory, theirs, embedder, &child);
+    if (ret < 0) {
+        if (ours >= 0)
+            close(ours);
+        return ret;
+    }
+    *pid = child;
+    return ours;
+}
+
+static int send_request(int zygote, size_t size, const int *fds, unsigned n)
+{
+    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n};
+    union { struct cmsghdr head; char space[CMSG_SPACE(8 * sizeof(int))]; } control;
+    struct iovec iov = {&request, sizeof request};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(n * sizeof(int))};
+    memset(&control, 0, sizeof control);
+    control.head.cmsg_level = SOL_SOCKET;
+    control.head.cmsg_type = SCM_RIGHTS;
+    control.head.cmsg_len = CMSG_LEN(n * sizeof(int));
+    memcpy(CMSG_DATA(&control.head), fds, n * sizeof(int));
+    ssize_t ret;
+    do
+        ret = sendmsg(zygote, &msg, MSG_NOSIGNAL);
+    while (ret < 0 && errno == EINTR);
+    return ret < 0 ? -errno : 0;
+}
+
+/* One packet of a sandbox, and the descriptor beside it, if any. -EPIPE is end-of-file: nobody is there any more. */
+static int receive(int control, struct nsb_msg *out, int *fd)
+{
+    union { struct cmsghdr head; char space[CMSG_SPACE(sizeof(int))]; } buffer;
+    struct iovec iov = {out, sizeof *out};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &buffer, .msg_controllen = sizeof buffer};
+    ssize_t ret;
+    do
+        ret = recvmsg(control, &msg, MSG_CMSG_CLOEXEC);
+    while (ret < 0 && errno == EINTR);
+    if (ret < 0)
+        return errno == ECONNRESET ? -EPIPE : -errno;
+    struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
+    int got = -1;
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(&got, CMSG_DATA(head), sizeof got);
+    if (fd)
+        *fd = got;
+    else if (got >= 0)
+        close(got);
+    if (ret == 0)
+        return -EPIPE;
+    return (size_t)ret == sizeof *out && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? 0 : -EPROTO;
+}
+
+/* Asks the zygote for a sandbox; answers the socket to its init, with answer of type NSB_MSG_CLONED and a pidfd, or
+ * NSB_MSG_FAILED. A negative answer means that the zygote itself could not be asked. */
+int nsb_launch(int zygote, const void *blob, size_t size, int output, int error, int input, int cgroup,
+               struct nsb_msg *answer, int *pidfd)
+{
+    int pair[2], fds[6];
+    unsigned n = 0;
+    *pidfd = -1;
+    OWNED_FD memory = sealed_memory("nsbox-plan", blob, size, 0);
+    if (memory < 0)
+        return memory;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        return -errno;
+    int ret;
+    {
+        OWNED_FD theirs = pair[1];
+        fds[n++] = memory;
+        fds[n++] = theirs;
+        fds[n++] = output;
+        fds[n++] = error;
+        if (input >= 0)
+            fds[n++] = input;
+        if (cgroup >= 0)
+            fds[n++] = cgroup;
+        ret = send_request(zygote, size, fds, n);
+    }
+    if (ret == 0)
+        ret = receive(pair[0], answer, pidfd);
+    if (ret == 0)
+        return pair[0];
+    close(pair[0]);
+    return ret;
+}
+
+int nsb_receive(int control, struct nsb_msg *msg) { return receive(control, msg, NULL); }
+
+/* write(2) that answers -EPIPE without SIGPIPE, whatever the caller does with that signal: it is blocked for this thread
+ * and, if the write raised it, taken off again. */
+long nsb_write(int fd, const void *data, size_t size)
+{
+    sigset_t pipe_set, before, pending;
+    const struct timespec now = {0, 0};
+    sigemptyset(&pipe_set);
+    sigaddset(&pipe_set, SIGPIPE);
+    sigpending(&pending);
+    int was_pending = sigismember(&pending, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_set, &before);
+    ssize_t ret = write(fd, data, size);
+    long answer = ret < 0 ? -errno : ret;
+    if (answer == -EPIPE && !was_pending)
+        while (sigtimedwait(&pipe_set, NULL, &now) < 0 && errno == EINTR)
+            ;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return answer;
+}
+
+int nsb_tell(int control, uint32_t type, int value)
+{
+    struct nsb_msg msg = {.type = type, .err = value};
+    ssize_t ret;
+    do
+        ret = send(control, &msg, sizeof msg, MSG_NOSIGNAL);
+    while (ret < 0 && errno == EINTR);
+    return ret < 0 ? -errno : 0;
+}

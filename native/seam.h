@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What Python calls. Every function answers a value >= 0 or -errno, and touches no Python object: cffi lets the GIL go. */
+#ifndef NSBOX_SEAM_H
+#define NSBOX_SEAM_H
+
+#include "nsbox.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* cdef:begin */
+uint32_t nsb_layout(void);
+int nsb_landlock_abi(void);
+int nsb_zygote_start(int *pid);
+int nsb_launch(int zygote, const void *blob, size_t size, int output, int error, int input, int cgroup,
+               struct nsb_msg *answer, int *pidfd);
+int nsb_receive(int control, struct nsb_msg *msg);
+long nsb_write(int fd, const void *data, size_t size);
+int nsb_tell(int control, uint32_t type, int value);
+/* cdef:end */
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The few things that a C library would give, and the packets between the three processes. */
+#include "helper.h"
+
+/* The compiler may call these four whatever the flags (GCC manual, "Standards": freestanding environments). */
+void *memset(void *to, int c, size_t n)
+{
+    for (char *p = to; n--;)
+        *p++ = (char)c;
+    return to;
+}
+
+void *memcpy(void *restrict to, const void *restrict from, size_t n)
+{
+    char *p = to;
+    for (const char *q = from; n--;)
+        *p++ = *q++;
+    return to;
+}
+
+size_t str_len(const char *s)
+{
+    size_t n = 0;
+    while (s[n])
+        n++;
+    return n;
+}
+
+int str_equal(const char *a, const char *b)
+{
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
+/* Writes value in decimal and a final NUL; answers the place of the NUL. */
+char *put_number(char *out, unsigned long value)
+{
+    char digits[24];
+    int n = 0;
+    do
+        digits[n++] = (char)('0' + value % 10);
+    while (value /= 10);
+    while (n)
+        *out++ = digits[--n];
+    *out = 0;
+    return out;
+}
+
+/* Offset 0 is the empty string. The blob ends in NUL (plan_valid() saw to it), so that every string inside it ends. */
+const char *plan_string(const struct nsb_plan *plan, uint32_t offset)
+{
+    return (const char *)plan + (offset && offset < plan->size ? offset : plan->size - 1);
+}
+
+static int array_valid(const struct nsb_plan *plan, uint32_t offset, uint64_t count, uint64_t each)
+{
+    return count == 0 || (offset >= sizeof *plan && offset % 8 == 0 && count * each <= plan->size &&
+                          offset <= plan->size - count * each);
+}
+
+/* argv and envp are strings one after the other: all of them must end before the blob does. */
+static int strings_valid(const struct nsb_plan *plan, uint32_t offset, uint32_t count)
+{
+    const char *s = plan_string(plan, offset), *end = (const char *)plan + plan->size;
+    while (count-- && s < end)
+        s += str_len(s) + 1;
+    return count == UINT32_MAX && s <= end;
+}
+
+int plan_valid(const struct nsb_plan *plan, uint64_t size)
+{
+    if (size < sizeof *plan + 8 || plan->magic != NSB_MAGIC || plan->layout != NSB_LAYOUT || plan->size != size ||
+        ((const char *)plan)[size - 1] != 0)
+        return 0;
+    return array_valid(plan, plan->ops, plan->n_ops, sizeof(struct nsb_op)) &&
+           array_valid(plan, plan->rlimits, plan->n_rlimits, sizeof(struct nsb_rlimit)) &&
+           array_valid(plan, plan->rules, plan->n_rules, sizeof(struct nsb_rule)) &&
+           array_valid(plan, plan->filter, plan->n_filter, 8) && plan->n_filter <= 4096 && plan->n_filter > 0 &&
+           array_valid(plan, plan->pointers, (uint64_t)plan->argc + plan->envc + 2, sizeof(char *)) && plan->argc > 0 &&
+           strings_valid(plan, plan->argv, plan->argc) && strings_valid(plan, plan->envp, plan->envc);
+}
+
+enum { MAX_FDS = 250, SOL_SOCKET_LEVEL = 1, SCM_RIGHTS_TYPE = 1, MSG_NOSIGNAL_FLAG = 0x4000, MSG_CMSG_CLOEXEC_FLAG = 0x40000000, MSG_TRUNC_FLAG = 0x20, MSG_CTRUNC_FLAG = 8 };
+
+struct control_buffer { struct nsb_cmsg head; int fds[MAX_FDS]; };
+
+long send_packet(int sock, const void *data, size_t size, const int *fds, unsigned n_fds)
+{
+    struct control_buffer control;
+    struct nsb_iovec iov = {(void *)data, size};
+    struct nsb_msghdr msg = {.iov = &iov, .iovlen = 1};
+    if (n_fds > MAX_FDS)
+        return -E2BIG;
+    if (n_fds) {
+        control.head = (struct nsb_cmsg){sizeof control.head + n_fds * sizeof(int), SOL_SOCKET_LEVEL, SCM_RIGHTS_TYPE};
+        memcpy(control.fds, fds, n_fds * sizeof(int));
+        msg.control = &control;
+        msg.controllen = sizeof control.head + n_fds * sizeof(int);
+    }
+    long ret;
+    do
+        ret = NSB_CALL(__NR_sendmsg, sock, &msg, MSG_NOSIGNAL_FLAG);
+    while (ret == -EINTR);
+    return ret;
+}
+
+/* One packet; *n_fds comes in as the room in fds and goes out as the number received. 0 is end-of-file. */
+long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds)
+{
+    struct control_buffer control;
+    struct nsb_iovec iov = {data, size};
+    struct nsb_msghdr msg = {.iov = &iov, .iovlen = 1, .control = &control, .controllen = sizeof control};
+    unsigned room = n_fds ? *n_fds : 0, got = 0;
+    long ret;
+    do
+        ret = NSB_CALL(__NR_recvmsg, sock, &msg, MSG_CMSG_CLOEXEC_FLAG);
+    while (ret == -EINTR);
+    if (ret >= 0 && msg.controllen >= sizeof control.head && control.head.level == SOL_SOCKET_LEVEL &&
+        control.head.type == SCM_RIGHTS_TYPE)
+        got = (unsigned)((control.head.len - sizeof control.head) / sizeof(int));
+    for (unsigned i = 0; i < got; i++) {
+        if (i < room)
+            fds[i] = control.fds[i];
+        else
+            nsb_close(control.fds[i]);
+    }
+    if (n_fds)
+        *n_fds = got < room ? got : room;
+    if (ret >= 0 && (msg.flags & (MSG_TRUNC_FLAG | MSG_CTRUNC_FLAG)))
+        return -EMSGSIZE;
+    return ret;
+}
+
+void report(int control, uint32_t type, const struct failure *why, const uint64_t *stamps)
+{
+    struct nsb_msg msg = {.type = type};
+    if (why) {
+        msg.stage = why->stage;
+        msg.op = why->op;
+        msg.err = why->err;
+    }
+    if (stamps)
+        memcpy(msg.stamps, stamps, sizeof msg.stamps);
+    send_packet(control, &msg, sizeof msg, 0, 0);
+}

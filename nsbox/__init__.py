@@ -1,0 +1,30 @@
+"""nsbox runs what an agent generates or invokes in an isolated, throw-away environment.
+
+The names are loaded when they are first used: importing this package costs almost nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsbox import errors as errors
+    from nsbox.api import run as run
+    from nsbox.report import Result as Result
+    from nsbox.spec import Bind as Bind
+    from nsbox.spec import Spec as Spec
+    from nsbox.spec import Tmpfs as Tmpfs
+
+__version__ = "0.1.0"
+_HOME = {"run": "api", "Result": "report", "Bind": "spec", "Spec": "spec", "Tmpfs": "spec"}
+__all__ = ["Bind", "Result", "Spec", "Tmpfs", "errors", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "errors":
+        return importlib.import_module("nsbox.errors")
+    if name not in _HOME:
+        raise AttributeError(f"module 'nsbox' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"nsbox.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,64 @@
+"""The calls for users: glue, no decisions."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nsbox.errors import CommandError
+from nsbox.launch import launch, prepare
+from nsbox.report import Result
+from nsbox.spec import Spec
+from nsbox.supervise import Run, drive
+
+Argument = str | bytes | os.PathLike[str]
+
+
+def run(
+    argv: Sequence[Argument],
+    spec: Spec | None = None,
+    *,
+    stdin: bytes | str | None = None,
+    env: Mapping[str, str] | None = None,
+    on_stdout: Callable[[bytes], object] | None = None,
+    on_stderr: Callable[[bytes], object] | None = None,
+    **options: Any,
+) -> Result:
+    """Run one command in one fresh sandbox and throw the sandbox away.
+
+    ``argv`` is a list, never shell text. ``stdin`` is what the command reads (nothing when None). ``options`` are those
+    of ``Spec``; given with ``spec`` they change a copy of it. A callback gets a stream as it comes, and that stream is
+    then not kept. Raises SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step
+    that failed, CommandError when the command cannot be executed; how the command itself ended is in the Result.
+    """
+    if env is not None:
+        options["env"] = {**(spec.env if spec else {}), **env}
+    spec = spec.replace(**options) if spec else Spec.from_dict(options)
+    prepared = prepare(spec)
+    limits = spec.limits
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    handle = launch(prepared, argv, stdin=data is not None)
+    try:
+        watch = Run(
+            handle,
+            stdin=data,
+            timeout=limits.timeout,
+            output=limits.output,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+        )
+        drive([watch])
+        if isinstance(watch.error, CommandError):
+            watch.error.command = os.fsdecode(argv[0])
+        if watch.error is not None:
+            raise watch.error
+        _note_output(watch, limits.output)
+        return Result(watch, secrets.token_hex(8), [os.fsdecode(item) for item in argv])
+    finally:
+        handle.close()
+
+
+def _note_output(watch: Run, cap: int | None) -> None:
+    cut = [stream.cut_at for stream in (watch.stdout, watch.stderr) if stream.cut_at is not None]
+    if cut:
+        watch.limits_hit.append({"limit": "output", "value": cap, "count": len(cut), "first_at": min(cut)})

@@ -1,0 +1,149 @@
+"""Plan → the flat buffer of native/nsbox.h. Compiled once per Spec; a launch adds its command and its ids."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from nsbox._native import ffi, lib
+from nsbox.errors import SpecError
+from nsbox.plan.compose import Plan
+from nsbox.plan.ops import KINDS, SKELETON
+from nsbox.spec import DEFAULT_PATH
+
+_KIND = {name: getattr(lib, f"NSB_OP_{name.upper()}") for name in KINDS}
+_HEADER = ffi.sizeof("struct nsb_plan")
+MAX_ARGUMENT = 131071  # MAX_ARG_STRLEN of execve(2), less the NUL
+
+
+class Ids(NamedTuple):
+    """Who is who: ids inside while the root is built, and afterwards; the maps; the payload as the host sees it."""
+
+    uid_map: str
+    gid_map: str
+    setup_uid: int
+    setup_gid: int
+    uid: int
+    gid: int
+    host_uid: int
+    host_gid: int
+    deny_setgroups: bool
+    maps_by_caller: bool = False
+
+
+class Writer:
+    """Appends strings and arrays; every offset counts from the start of the whole blob."""
+
+    def __init__(self, start: int) -> None:
+        self.body = bytearray()
+        self.start = start
+
+    def string(self, text: str) -> int:
+        """Offset of ``text``; 0, which means absent, for the empty one."""
+        return self.strings([text]) if text else 0
+
+    def strings(self, texts: Sequence[str]) -> int:
+        """Offset of the first of the NUL-terminated strings, one after the other."""
+        at = self.start + len(self.body)
+        for text in texts:
+            self.body += os.fsencode(text) + b"\0"
+        return at
+
+    def array(self, data: bytes) -> int:
+        """Offset of ``data``, aligned to 8 bytes."""
+        self.body += bytes(-len(self.body) % 8)
+        at = self.start + len(self.body)
+        self.body += data
+        return at
+
+
+class Compiled(NamedTuple):
+    """A plan as bytes, less what differs from launch to launch."""
+
+    header: bytes
+    body: bytes
+
+
+def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "") -> Compiled:
+    """``program`` is the seccomp filter, ``skeleton`` the prepared directory that stands for SKELETON."""
+    writer = Writer(_HEADER)
+    header = ffi.new("struct nsb_plan *")
+    header.magic, header.layout = lib.NSB_MAGIC, lib.NSB_LAYOUT
+    ops = ffi.new("struct nsb_op[]", len(plan.ops))
+    for slot, op in zip(ops, plan.ops, strict=True):
+        slot.kind, slot.flags, slot.mode, slot.uid, slot.gid = _KIND[op.kind], op.flags, op.mode, op.uid, op.gid
+        slot.size, slot.inodes = op.size, op.inodes
+        slot.src = writer.string(skeleton if op.src == SKELETON else op.src)
+        slot.dst, slot.data = writer.string(op.dst), writer.string(op.data)
+    header.ops, header.n_ops = writer.array(bytes(ffi.buffer(ops))), len(plan.ops)
+    limits = ffi.new("struct nsb_rlimit[]", [(number, 0, soft, hard) for number, soft, hard in plan.rlimits])
+    header.rlimits, header.n_rlimits = writer.array(bytes(ffi.buffer(limits))), len(plan.rlimits)
+    rules = ffi.new("struct nsb_rule[]", [(writer.string(path), 0, access) for path, access in plan.landlock.rules])
+    header.rules, header.n_rules = writer.array(bytes(ffi.buffer(rules))), len(plan.landlock.rules)
+    header.landlock_fs, header.landlock_scoped = plan.landlock.handled, plan.landlock.scoped
+    header.filter, header.n_filter = writer.array(program), len(program) // 8
+    header.staging, header.hostname = writer.string(plan.staging), writer.string(plan.hostname)
+    header.scratch_dir = writer.string(scratch_dir)
+    header.scratch_size, header.scratch_inodes = plan.scratch_size, plan.scratch_inodes
+    header.clone_flags = plan.clone_flags
+    header.flags = (
+        (lib.NSB_HOST_SOURCES if plan.privileged else 0)
+        | (lib.NSB_LOOPBACK if plan.loopback else 0)
+        | (lib.NSB_SCRATCH_DIR if scratch_dir else 0)
+    )
+    writer.array(b"")
+    return Compiled(bytes(ffi.buffer(header)), bytes(writer.body))
+
+
+def _arguments(argv: Sequence[str | bytes | os.PathLike[str]]) -> list[str]:
+    if isinstance(argv, str | bytes) or not argv:
+        raise SpecError("command: wants a list of arguments with at least the program; for shell text use ['sh', '-c', TEXT]")
+    out = []
+    for number, item in enumerate(argv):
+        if not isinstance(item, str | bytes | os.PathLike):
+            raise SpecError(f"command: argument {number} is {item!r}, not text")
+        text = os.fsdecode(item)
+        if "\0" in text:
+            raise SpecError(f"command: argument {number} contains a NUL byte, which no program can be given")
+        if len(os.fsencode(text)) > MAX_ARGUMENT:
+            raise SpecError(f"command: argument {number} is longer than {MAX_ARGUMENT} bytes; pass it through a file or stdin")
+        out.append(text)
+    if not out[0]:
+        raise SpecError("command: the program's name is empty")
+    return out
+
+
+def launch_blob(
+    compiled: Compiled,
+    argv: Sequence[str | bytes | os.PathLike[str]],
+    env: Mapping[str, str],
+    cwd: str,
+    ids: Ids,
+    *,
+    stdin: bool,
+    cgroup: bool = False,
+) -> bytes:
+    """The whole buffer for one launch. Raises SpecError for arguments that no program can be given."""
+    arguments = _arguments(argv)
+    writer = Writer(len(compiled.header) + len(compiled.body))
+    header = ffi.new("struct nsb_plan *")
+    ffi.buffer(header)[:] = compiled.header
+    header.uid_map, header.gid_map = writer.string(ids.uid_map), writer.string(ids.gid_map)
+    header.setup_uid, header.setup_gid, header.uid, header.gid = ids.setup_uid, ids.setup_gid, ids.uid, ids.gid
+    header.host_uid, header.host_gid = ids.host_uid, ids.host_gid
+    header.cwd = writer.string(cwd)
+    header.path = writer.string(env.get("PATH", DEFAULT_PATH))
+    variables = [f"{key}={value}" for key, value in env.items()]
+    header.argv, header.argc = writer.strings(arguments), len(arguments)
+    header.envp, header.envc = writer.strings(variables) if variables else 0, len(variables)
+    header.pointers = writer.array(bytes(8 * (len(arguments) + len(variables) + 2)))
+    writer.body += bytes(8)
+    header.flags |= (
+        (lib.NSB_SETGROUPS_DENY if ids.deny_setgroups else 0)
+        | (lib.NSB_MAPS_BY_CALLER if ids.maps_by_caller else 0)
+        | (lib.NSB_STDIN if stdin else 0)
+        | (lib.NSB_CGROUP_FD if cgroup else 0)
+    )
+    header.size = len(compiled.header) + len(compiled.body) + len(writer.body)
+    if header.size > lib.NSB_MAX_BLOB:
+        raise SpecError(f"command: arguments and environment are {header.size} bytes in all; pass data through files or stdin")
+    return bytes(ffi.buffer(header)) + compiled.body + bytes(writer.body)

@@ -1,0 +1,81 @@
+"""Every error that nsbox raises, in one hierarchy.
+
+Each class is also the built-in kind a caller would expect, so that ``except ValueError`` around a bad option and
+``except OSError`` around a host that lacks a feature both work without importing anything from here.
+"""
+
+import os
+
+
+class NsboxError(Exception):
+    """Base of all errors raised by nsbox."""
+
+
+class SpecError(NsboxError, ValueError):
+    """What the caller asked for is malformed or contradicts itself. Nothing was started."""
+
+
+class HostError(NsboxError, OSError):
+    """The host lacks a layer that was asked for. ``remedy`` says what mends it."""
+
+    def __init__(self, message: str, *, remedy: str = "", errno: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.errno = errno
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class SandboxUnavailable(HostError):
+    """No sandbox can be had on this host at all (no user namespaces, no helper). Nothing was run bare instead."""
+
+
+class SetupError(NsboxError, OSError):
+    """A step of the set-up failed: ``stage`` (what was being done), ``target`` (to what), ``errno``, ``remedy``."""
+
+    def __init__(self, stage: str, errno: int, *, target: str = "", remedy: str = "", detail: str = "") -> None:
+        reason = os.strerror(errno) if errno else "failed"
+        super().__init__(errno, reason)
+        self.stage = stage
+        self.errno = errno
+        self.target = target
+        self.remedy = remedy
+        self.detail = detail
+        self.reason = reason
+
+    def __str__(self) -> str:
+        text = f"set-up stopped at {self.stage}"
+        if self.target:
+            text += f" of {self.target}"
+        text += f": {self.detail or self.reason}"
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+class CommandError(NsboxError, OSError):
+    """The sandbox was ready but the command could not be executed. ``exit_code`` is 126, or 127 when it is missing."""
+
+    def __init__(self, command: str, errno: int, exit_code: int) -> None:
+        super().__init__(errno, os.strerror(errno))
+        self.command = command
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"cannot execute {self.command!r} inside the sandbox: {self.strerror}"
+
+
+class LimitExceeded(NsboxError):
+    """Raised by ``Result.check()`` when a limit ended the run; ``limit`` names it."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class TimeoutExceeded(LimitExceeded, TimeoutError):
+    """The wall clock or the CPU-time limit ended the run."""
+
+
+class CommandFailed(NsboxError):
+    """Raised by ``Result.check()`` when the command ended with a status other than 0."""

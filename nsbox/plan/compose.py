@@ -1,0 +1,226 @@
+"""(Spec, Host) → Plan: everything a launch will do, decided before anything is done. Pure: no file is looked at."""
+
+import os
+from typing import NamedTuple
+
+from nsbox.errors import HostError, SpecError
+from nsbox.plan import landlock
+from nsbox.plan.ops import IDMAP_OWNER, IDMAP_RANGE, OPTIONAL, READ_ONLY, RECURSIVE, SKELETON, Op
+from nsbox.probe import Host
+from nsbox.spec import DEFAULT_PATH, Bind, Spec
+
+# clone(2)
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_ALWAYS = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID
+
+# getrlimit(2)
+RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE = 1, 4, 6, 7
+INODES_PER_MEBIBYTE = 256
+
+# Entries of /proc that say something about the host or change it: the first kind stays, read-only, the second is covered.
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs")
+_PROC_COVERED = ("kcore", "keys", "timer_list", "kmsg", "kallsyms", "latency_stats", "sched_debug", "scsi", "acpi", "asound")
+
+
+class SkeletonSpec(NamedTuple):
+    """What the made-up layer of the root contains; ``nsbox.resources.skeleton`` makes it on disk."""
+
+    user: str
+    home: str
+    uid: int
+    gid: int
+    hostname: str
+    links: tuple[tuple[str, str], ...]
+    places: tuple[str, ...]  #: directories that mounts will need
+    base: str | None  #: a root file system tree whose passwd and group are kept
+
+
+class Plan(NamedTuple):
+    """What will be done. ``enforced`` tells, layer by layer, how strong it is and by what."""
+
+    ops: tuple[Op, ...]
+    skeleton: SkeletonSpec
+    clone_flags: int
+    loopback: bool
+    hostname: str
+    uid: int
+    gid: int
+    cwd: str
+    env: dict[str, str]
+    rlimits: tuple[tuple[int, int, int], ...]
+    landlock: landlock.Ruleset
+    seccomp: str
+    scratch: str
+    scratch_size: int
+    scratch_inodes: int
+    staging: str
+    privileged: bool
+    enforced: dict[str, dict[str, str]]
+    sources: tuple[tuple[str, str], ...]  #: (option, canonical host path) that must exist
+
+    def describe(self) -> list[str]:
+        """One line per operation, in order."""
+        return [op.describe() for op in self.ops]
+
+
+def _home(uid: int) -> tuple[str, str]:
+    return ("root", "/root") if uid == 0 else ("user", "/home/user")
+
+
+def _absolute(path: str) -> str:
+    """The host path without symbolic links: the helper opens it with RESOLVE_NO_SYMLINKS, so that what the guard has
+    seen is what is mounted."""
+    return os.path.realpath(path)
+
+
+def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
+    idmap = IDMAP_RANGE if host.privileged else 0
+    ops = [Op("lower", src=SKELETON, flags=READ_ONLY | idmap)]
+    layers = "l0"
+    if spec.root != "host":
+        ops.append(Op("lower", src=_absolute(spec.root), flags=READ_ONLY | idmap))
+        layers = "l0:l1"
+    ops.append(Op("overlay", data=layers, size=0))
+    if spec.root == "host":
+        trees = ["/usr", *host.trees]
+        ops += [Op("bind", src=_absolute(tree), dst=tree, flags=READ_ONLY | RECURSIVE) for tree in trees]
+        places += trees
+    return ops
+
+
+def _system_ops(spec: Spec) -> list[Op]:
+    ops = [Op("dev", dst="/dev"), Op("scratch", dst="/dev/shm", mode=0o1777, size=0)]  # noqa: S108 - inside
+    ops.append(Op("proc", dst="/proc"))
+    ops += [Op("mask", dst=f"/proc/{name}", flags=READ_ONLY | OPTIONAL) for name in _PROC_READ_ONLY]
+    ops += [Op("mask", dst=f"/proc/{name}", flags=OPTIONAL) for name in _PROC_COVERED]
+    return ops
+
+
+def _target(bind: Bind, option: str) -> str:
+    target = bind.target or os.path.abspath(bind.source)
+    if target == "/":
+        raise SpecError(f"{option}: the host's whole root cannot be mounted over the sandbox's own; use root=/")
+    return target
+
+
+def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str]]]:
+    """The caller's own mounts, parents before what lies beneath them."""
+    ops, sources = [], []
+    layer = 1 if spec.root == "host" else 2
+    owner = IDMAP_OWNER if host.privileged else 0
+    for option, binds, flags in (("ro", spec.ro, READ_ONLY | RECURSIVE), ("rw", spec.rw, RECURSIVE | owner)):
+        for bind in binds:
+            source = _absolute(bind.source)
+            sources.append((option, source))
+            ops.append([Op("bind", src=source, dst=_target(bind, option), flags=flags)])
+    limit = spec.limits.disk or 0
+    for tmpfs in spec.tmpfs:
+        size = tmpfs.size or limit
+        ops.append([Op("tmpfs", dst=tmpfs.target, size=size, inodes=_inodes(size), mode=0o755, uid=spec.uid, gid=spec.uid)])
+    if spec.workspace:
+        source, target = _absolute(spec.workspace.source), _target(spec.workspace, "workspace")
+        sources.append(("workspace", source))
+        lower = Op("lower", src=source, flags=READ_ONLY | owner)
+        overlay = Op("overlay", dst=target, data=f"l{layer}", size=1, uid=spec.uid, gid=spec.uid)
+        ops.append([lower, overlay])
+    ops.sort(key=lambda group: group[-1].dst.count("/"))
+    return [op for group in ops for op in group], sources
+
+
+def _inodes(size: int) -> int:
+    return max(1024, (size >> 20) * INODES_PER_MEBIBYTE) if size else 0
+
+
+def _rlimits(spec: Spec) -> tuple[tuple[int, int, int], ...]:
+    limits = spec.limits
+    wanted = [(RLIMIT_CORE, 0), (RLIMIT_NOFILE, limits.files), (RLIMIT_FSIZE, limits.file_size)]
+    return tuple((number, value, value) for number, value in wanted if value is not None)
+
+
+def _environment(spec: Spec, user: str, home: str) -> dict[str, str]:
+    base = {"HOME": home, "USER": user, "LOGNAME": user, "PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb"}
+    return base | dict(spec.env)
+
+
+def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, dict[str, str]]:
+    out = {}
+
+    def say(layer: str, how: str, strength: str = "kernel") -> None:
+        out[layer] = {"strength": strength, "how": how}
+
+    ids = "a private range of 65536 ids" if host.privileged else "the caller's own id, alone"
+    say("user_ns", f"CLONE_NEWUSER, {ids}")
+    for layer in ("mount_ns", "pid_ns", "ipc_ns", "uts_ns", "cgroup_ns"):
+        say(layer, "namespace of its own")
+    say("time_ns", "not unshared", "none")
+    shared = spec.net == "host"
+    say("net_ns", "the host's, by --net host" if shared else "namespace of its own", "none" if shared else "kernel")
+    say("egress", "the host's network" if shared else "loopback only, nothing else exists", "none" if shared else "kernel")
+    say("pivot_root", "old root detached")
+    say("overlay", "upper layer on tmpfs" if spec.scratch == "tmpfs" else "upper layer in a directory")
+    say("seccomp", f"allow-list {spec.seccomp}")
+    if ruleset.handled:
+        say("landlock", f"ABI {host.landlock_abi}")
+    else:
+        say("landlock", "switched off" if host.landlock_abi else "not in this kernel", "none")
+    say("no_new_privs", "set, and inherited for ever")
+    say("capabilities", "none in any set, securebits locked")
+    return out
+
+
+def _check_host(spec: Spec, host: Host) -> None:
+    if host.kernel < (5, 12):
+        release = ".".join(map(str, host.kernel))
+        raise HostError(f"kernel {release} has no mount_setattr(2)", remedy="use Linux 5.12 or later (6.1 is tested)")
+    if spec.net == "filtered":
+        raise HostError("net: filtered egress is not in this version", remedy="use --net none, the default")
+    if not host.privileged and spec.subids:
+        return
+    if spec.subids:
+        raise SpecError("subids: root callers have a range of ids anyway; leave it out")
+
+
+def make_plan(spec: Spec, host: Host) -> Plan:
+    """Decide what a sandbox of this kind is made of on this host. Raises HostError for a layer that cannot be had."""
+    _check_host(spec, host)
+    user, home = _home(spec.uid)
+    places: list[str] = ["/proc", "/dev"]
+    ops = _root_ops(spec, host, places) + _system_ops(spec)
+    caller_ops, sources = _caller_ops(spec, host)
+    if spec.root != "host":
+        sources.insert(0, ("root", _absolute(spec.root)))
+    work = str(spec.workspace.target) if spec.workspace else None
+    writable = [home, "/tmp", "/var/tmp", "/run", "/dev", "/proc"]  # noqa: S108 - places inside
+    writable += [op.dst for op in caller_ops if op.dst and not op.flags & READ_ONLY]
+    confine = spec.landlock and host.landlock_abi > 0
+    # A payload that is its box's root, or has a root file system of its own, may write anywhere in it.
+    free = spec.uid == 0 or spec.root != "host"
+    rules = landlock.ruleset(host.landlock_abi if confine else 0, ["/", "/dev"] if free else writable)
+    size = spec.limits.disk or 0
+    return Plan(
+        ops=tuple(ops + caller_ops),
+        skeleton=SkeletonSpec(
+            *(user, home, spec.uid, spec.uid, spec.hostname),
+            links=host.links if spec.root == "host" else (),
+            places=tuple(places),
+            base=None if spec.root == "host" else _absolute(spec.root),
+        ),
+        clone_flags=_ALWAYS | (0 if spec.net == "host" else CLONE_NEWNET),
+        loopback=spec.net != "host",
+        hostname=spec.hostname,
+        uid=spec.uid,
+        gid=spec.uid,
+        cwd=spec.cwd or work or home,
+        env=_environment(spec, user, home),
+        rlimits=_rlimits(spec),
+        landlock=rules,
+        seccomp=spec.seccomp,
+        scratch=spec.scratch,
+        scratch_size=size,
+        scratch_inodes=_inodes(size),
+        staging=host.state,
+        privileged=host.privileged,
+        enforced=_enforced(spec, rules, host),
+        sources=tuple(sources),
+    )

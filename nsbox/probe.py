@@ -1,0 +1,118 @@
+"""What this host and this caller are: asked once per process, then frozen.
+
+Only what a plan needs, and only what costs microseconds; ``nsbox doctor`` is the long form with attempts and remedies.
+"""
+
+import functools
+import os
+from typing import NamedTuple
+
+from nsbox.errors import SandboxUnavailable
+
+_CAP_CHOWN, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 0, 6, 7, 21
+_NEEDED = 1 << _CAP_CHOWN | 1 << _CAP_SETGID | 1 << _CAP_SETUID | 1 << _CAP_SYS_ADMIN
+
+
+class Host(NamedTuple):
+    """Facts of the host as one caller sees it."""
+
+    uid: int  #: effective ids of the caller
+    gid: int
+    privileged: bool  #: may map ids that are not its own, and mount without a user namespace
+    landlock_abi: int  #: 0 where the kernel has no Landlock
+    kernel: tuple[int, int]
+    links: tuple[tuple[str, str], ...]  #: /bin -> usr/bin and the like, on a host with a merged /usr
+    trees: tuple[str, ...]  #: those that are directories of their own
+    state: str  #: directory for run-time state, private to the caller
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """(major, minor) of a release such as ``6.12.3-amd64``."""
+    numbers = release.split(".")
+    minor = "".join(c for c in (numbers[1] if len(numbers) > 1 else "0") if c.isdigit())
+    return int(numbers[0]), int(minor or 0)
+
+
+def effective_capabilities() -> int:
+    """The effective set of this thread as a bit mask, from /proc/self/status (capabilities(7))."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def whole_range_mapped(uid_map: str) -> bool:
+    """Whether ids up to 2**31 exist in the caller's own user namespace, as in the initial one."""
+    extents = [line.split() for line in uid_map.splitlines()]
+    return any(int(first) == 0 and int(count) >= 1 << 31 for first, _, count in extents)
+
+
+def is_privileged() -> bool:
+    """Whether the caller is root in the sense that matters: it may map foreign ids and mount."""
+    if os.geteuid() != 0 or effective_capabilities() & _NEEDED != _NEEDED:
+        return False
+    with open("/proc/self/uid_map", encoding="ascii") as uid_map:
+        return whole_range_mapped(uid_map.read())
+
+
+def usr_layout() -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """What /bin, /lib and so on are on this host: links into /usr, or trees of their own."""
+    links, trees = [], []
+    for name in ("bin", "sbin", "lib", "lib64", "lib32", "libx32"):
+        path = "/" + name
+        if os.path.islink(path):
+            links.append((name, os.readlink(path)))
+        elif os.path.isdir(path):
+            trees.append(path)
+    return tuple(links), tuple(trees)
+
+
+def state_directory() -> str:
+    """/run/nsbox for root, $XDG_RUNTIME_DIR/nsbox for users; made with mode 0700, refused when anybody else owns it."""
+    uid = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "") or f"/run/user/{uid}"
+    if uid == 0:
+        path = "/run/nsbox"
+    elif os.path.isabs(runtime) and os.access(runtime, os.W_OK):
+        path = os.path.join(runtime, "nsbox")
+    else:
+        path = f"/tmp/nsbox-{uid}"  # noqa: S108 - ownership and mode are checked below
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise SandboxUnavailable(
+            f"cannot make the state directory {path}: {error.strerror}",
+            remedy="set XDG_RUNTIME_DIR to a directory that you own",
+        ) from None
+    status = os.lstat(path)
+    if status.st_uid != uid or status.st_mode & 0o170077 != 0o040000:
+        raise SandboxUnavailable(
+            f"the state directory {path} is not a directory of mode 0700 that belongs to uid {uid}",
+            remedy=f"remove it or run: chmod 700 {path}",
+        )
+    return os.path.realpath(path)
+
+
+@functools.cache
+def _host(uid: int, gid: int, pid: int) -> Host:
+    from nsbox import _native
+
+    links, trees = usr_layout()
+    return Host(
+        uid=uid,
+        gid=gid,
+        privileged=is_privileged(),
+        landlock_abi=_native.landlock_abi(),
+        kernel=kernel_version(os.uname().release),
+        links=links,
+        trees=trees,
+        state=state_directory(),
+    )
+
+
+def host() -> Host:
+    """The facts for the caller as it is now; a change of uid or a fork asks again."""
+    return _host(os.geteuid(), os.getegid(), os.getpid())

@@ -1,0 +1,165 @@
+"""The made-up layer of the root: /etc with what programs look for, a home, and places for mounts.
+
+Made once per kind of sandbox under the state directory and shared, read-only, by every sandbox of that kind: it is the
+lowest layer of an overlay, nothing is ever written to it. Nothing of the host goes in but what the table below names,
+and of that only files that every user of the host may read.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from nsbox.plan.compose import SkeletonSpec
+
+VERSION = 1
+MAX_FILE = 4 << 20
+
+# Files and folders of the host's /etc that belong to programs in /usr rather than to the host's administration.
+HOST_ETC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "timezone", "protocols", "services"),
+    *("mime.types", "magic", "debian_version", "os-release", "inputrc", "bash.bashrc", "terminfo", "fonts", "perl"),
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "ca-certificates.conf", "pki/tls/certs", "pki/tls/cert.pem"),
+    *("pki/ca-trust/extracted", "crypto-policies", "python3", "java", "ImageMagick-6", "vulkan", "OpenCL", "magic.mime"),
+)
+HOST_ETC_PATTERN = re.compile(r"(python3\.\d+|java-\d+-openjdk|ImageMagick-\d+)")
+
+_NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
+_HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n"
+
+
+def _passwd(spec: SkeletonSpec) -> tuple[str, str]:
+    users = ["root:x:0:0:root:/root:/bin/sh", "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"]
+    groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:"]
+    if spec.base is not None:
+        users, groups = _lines_of(spec.base, "etc/passwd") or users, _lines_of(spec.base, "etc/group") or groups
+    if not any(line.split(":")[2:3] == [str(spec.uid)] for line in users):
+        users.append(f"{spec.user}:x:{spec.uid}:{spec.gid}:{spec.user}:{spec.home}:/bin/sh")
+    if not any(line.split(":")[2:3] == [str(spec.gid)] for line in groups):
+        groups.append(f"{spec.user}:x:{spec.gid}:")
+    return "\n".join(users) + "\n", "\n".join(groups) + "\n"
+
+
+def _lines_of(base: str, name: str) -> list[str]:
+    """Lines of a regular file of somebody else's root tree; a link there could lead anywhere, so none is followed."""
+    path = base
+    for part in name.split("/"):
+        path = os.path.join(path, part)
+        if os.path.islink(path):
+            return []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return []
+        return [line for line in file.read(1 << 20).decode("utf-8", "replace").splitlines() if line.count(":") >= 2]
+
+
+def _texts(spec: SkeletonSpec) -> dict[str, str]:
+    passwd, group = _passwd(spec)
+    return {
+        "etc/passwd": passwd,
+        "etc/group": group,
+        "etc/hostname": spec.hostname + "\n",
+        "etc/hosts": _HOSTS.format(name=spec.hostname),
+        "etc/resolv.conf": "# no network\n",
+        "etc/nsswitch.conf": _NSSWITCH,
+    }
+
+
+def _host_entries() -> list[str]:
+    try:
+        present = sorted(os.listdir("/etc"))
+    except OSError:
+        present = []
+    return [*HOST_ETC, *(name for name in present if HOST_ETC_PATTERN.fullmatch(name) and name not in HOST_ETC)]
+
+
+def _digest(spec: SkeletonSpec, texts: dict[str, str], entries: list[str]) -> str:
+    """Changes when anything that goes in changes: the host's entries are known by their time of change and size."""
+    state = [VERSION, spec, sorted(texts.items()), os.geteuid()]
+    for name in entries if spec.base is None else ():
+        try:
+            status = os.stat(f"/etc/{name}")
+            state.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            continue
+    return hashlib.sha256(repr(state).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _copy(source: str, target: str) -> None:
+    """A file, link or folder of /etc, without anything that not every user of the host may read."""
+    status = os.lstat(source)
+    if stat.S_ISLNK(status.st_mode):
+        link = os.readlink(source)
+        # A link that stays within /usr or /etc means the same inside; any other is replaced by what it names.
+        resolved = os.path.normpath(os.path.join(os.path.dirname(source), link))
+        if resolved.startswith(("/usr/", "/etc/")) and source != "/etc/localtime":
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.symlink(link, target)
+            return
+        status = os.stat(source)
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o005 == 0o005:
+        os.makedirs(target, exist_ok=True)
+        for name in os.listdir(source):
+            _copy(os.path.join(source, name), os.path.join(target, name))
+    elif stat.S_ISREG(status.st_mode) and status.st_mode & 0o004 and status.st_size <= MAX_FILE:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(source, target)
+        os.chmod(target, 0o755 if status.st_mode & 0o001 else 0o644)
+
+
+def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str) -> None:
+    folders = [("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755), ("proc", 0o555), ("dev", 0o755), ("root", 0o700)]
+    if spec.base is None:
+        folders += [(name, 0o755) for name in ("etc", "usr", "opt", "mnt", "srv", "home", "var/lib", "var/cache", "var/log")]
+    folders += [(place.lstrip("/"), 0o755) for place in spec.places]
+    for name, mode in [*folders, (spec.home.lstrip("/"), 0o755)]:
+        path = os.path.join(at, name)
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+    for link, target in spec.links:
+        os.symlink(target, os.path.join(at, link))
+    if spec.base is None:
+        os.symlink("../run", os.path.join(at, "var/run"))
+        for name in entries:
+            if os.path.exists(f"/etc/{name}"):
+                _copy(f"/etc/{name}", os.path.join(at, "etc", name))
+    for name, text in texts.items():
+        path = Path(at, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
+    # The skeleton is shifted by the sandbox's id range on the way in, so ids here are ids inside.
+    if os.geteuid() == 0:
+        os.chown(os.path.join(at, spec.home.lstrip("/")), spec.uid, spec.gid)
+
+
+def ensure(spec: SkeletonSpec, state: str) -> str:
+    """The path of the skeleton for ``spec``, made where it is missing. Safe against others making the same one."""
+    texts = _texts(spec)
+    entries = _host_entries() if spec.base is None else []
+    path = os.path.join(state, "skeleton-" + _digest(spec, texts, entries))
+    if os.path.isdir(path):
+        return path
+    draft = tempfile.mkdtemp(prefix=".draft-", dir=state)
+    mask = os.umask(0o022)
+    try:
+        os.chmod(draft, 0o755)
+        _make(spec, texts, entries, draft)
+        os.rename(draft, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        if not os.path.isdir(path):
+            raise
+    finally:
+        os.umask(mask)
+        shutil.rmtree(draft, ignore_errors=True)
+    return path

@@ -1,0 +1,292 @@
+"""What a caller wants from a sandbox: frozen values, checked when they are made, without looking at the host.
+
+A ``Spec`` says nothing about how; ``nsbox.plan`` turns it into operations for one host. Paths are ``str`` in the file
+system encoding with ``surrogateescape``, so that every byte a path can hold survives.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from nsbox import units
+from nsbox.errors import SpecError
+
+NETWORKS = ("none", "filtered", "host")
+LAYERS = (
+    *("user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns", "pivot_root", "overlay", "seccomp"),
+    *("landlock", "no_new_privs", "capabilities", "memory", "cpu", "pids", "disk", "io", "egress"),
+)
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TARGET_HINT = r"write SRC:DST with an absolute DST, and \: for a colon inside a path"
+
+
+def path_text(name: str, value: object) -> str:
+    """A path as str; refuses the empty path and NUL, which no system call can take."""
+    if not isinstance(value, str | bytes | os.PathLike):
+        raise SpecError(f"{name}: wants a path, not {value!r}")
+    text = os.fsdecode(value)
+    if not text:
+        raise SpecError(f"{name}: the path is empty")
+    if "\0" in text:
+        raise SpecError(f"{name}: {text!r} contains a NUL byte, which no path can hold")
+    return text
+
+
+def target_text(name: str, value: object) -> str:
+    """An absolute, normalised place inside the sandbox; ``..`` and the root itself are refused."""
+    text = path_text(name, value)
+    if not text.startswith("/"):
+        raise SpecError(f"{name}: the place inside must be absolute, not {text!r}; {_TARGET_HINT}")
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise SpecError(f"{name}: {text!r} contains '..'; name the place inside without it")
+    if not parts:
+        raise SpecError(f"{name}: cannot mount over the root itself; use root=DIR for another root file system")
+    return "/" + "/".join(parts)
+
+
+def split_pair(name: str, text: str) -> tuple[str, str | None]:
+    r"""``SRC[:DST]`` into its parts; ``\:`` is a colon and ``\\`` a backslash inside either."""
+    parts = [re.sub(r"\\([:\\])", r"\1", part) for part in re.findall(r"(?:\\[:\\]|[^:])+|(?<=:)(?=$)|^(?=:)", text)]
+    separators = len(re.sub(r"\\[:\\]", "", text).split(":")) - 1
+    if separators > 1 or len(parts) != separators + 1 or not all(parts):
+        raise SpecError(f"{name}: {text!r} is not SRC or SRC:DST; {_TARGET_HINT}")
+    return parts[0], parts[1] if separators else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A host path shown inside at ``target`` (None: at its own absolute path)."""
+
+    source: str
+    target: str | None = None
+
+    @classmethod
+    def parse(cls, name: str, value: object, default: str | None = None) -> "Bind":
+        if isinstance(value, Bind):
+            return value
+        if isinstance(value, tuple | list) and len(value) == 2:
+            source, target = value
+        elif isinstance(value, str):
+            source, target = split_pair(name, value)
+        else:
+            source, target = value, None
+        target = default if target is None else target_text(name, target)
+        return cls(path_text(name, source), target)
+
+
+@dataclass(frozen=True, slots=True)
+class Tmpfs:
+    """An empty file system in memory at ``target``, of at most ``size`` bytes (None: the disk limit's)."""
+
+    target: str
+    size: int | None = None
+
+    @classmethod
+    def parse(cls, name: str, value: object) -> "Tmpfs":
+        if isinstance(value, Tmpfs):
+            return value
+        target, size = split_pair(name, value) if isinstance(value, str) else (value, None)
+        return cls(target_text(name, target), None if size is None else units.size(name, size))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every limit of a sandbox; None is an explicit ``unlimited``."""
+
+    memory: int | None = 512 << 20  #: bytes, resident, of everything inside together
+    cpus: float | None = 1.0  #: processors
+    pids: int | None = 128  #: processes and threads
+    disk: int | None = 256 << 20  #: bytes of all that is written inside
+    files: int | None = 1024  #: open descriptors of one process
+    file_size: int | None = None  #: bytes of one file (the disk limit holds anyway)
+    timeout: float | None = 30.0  #: seconds of wall clock
+    cpu_time: float | None = 30.0  #: seconds of processor time, summed
+    output: int | None = 10 << 20  #: bytes kept of each output stream
+
+
+_LIMIT_PARSERS = {
+    **dict.fromkeys(("memory", "disk", "file_size", "output"), units.size),
+    **dict.fromkeys(("pids", "files"), units.count),
+    **dict.fromkeys(("timeout", "cpu_time"), units.seconds),
+    "cpus": units.share,
+}
+
+
+def _items(name: str, value: object) -> Iterable[object]:
+    if isinstance(value, str | bytes | os.PathLike | Bind | Tmpfs):
+        return [value]
+    if not isinstance(value, Iterable):
+        raise SpecError(f"{name}: wants a list, not {value!r}")
+    return value
+
+
+def _environment(value: object) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    if not isinstance(value, Mapping):
+        raise SpecError(f"env: wants a mapping of names to values, not {value!r}")
+    for key, item in value.items():
+        if not isinstance(key, str) or not isinstance(item, str):
+            raise SpecError(f"env: {key!r}={item!r}: both must be text")
+        if not key or "=" in key or "\0" in key or "\0" in item:
+            raise SpecError(f"env: {key!r} cannot name a variable (empty, '=' or NUL in it, or NUL in its value)")
+        pairs[key] = item
+    return pairs
+
+
+def _layers(name: str, value: object) -> tuple[str, ...]:
+    found = tuple(str(item) for item in _items(name, value))
+    for item in found:
+        layer, _, strength = item.partition("=")
+        if layer not in LAYERS or strength not in ("", "kernel", "watched") or (name == "degrade" and strength):
+            raise SpecError(f"{name}: {item!r} is not a layer; the layers are {', '.join(LAYERS)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One kind of sandbox. Immutable and reusable: compile once, launch often.
+
+    Made with the names of the command line's options (``Spec(ro=["data"], timeout="10s", memory="1G")``); raises
+    ``SpecError``, a ``ValueError``, that names the option, the reason and the way out.
+    """
+
+    seccomp: str = "default"
+    root: str = "host"
+    ro: tuple[Bind, ...] = ()
+    rw: tuple[Bind, ...] = ()
+    tmpfs: tuple[Tmpfs, ...] = ()
+    workspace: Bind | None = None
+    scratch: str = "tmpfs"
+    net: str = "none"
+    allow_host_net: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    hostname: str = "nsbox"
+    uid: int = 1000
+    subids: bool = False
+    landlock: bool = True
+    require: tuple[str, ...] = ()
+    degrade: tuple[str, ...] = ()
+    memory: Any = 512 << 20
+    cpus: Any = 1.0
+    pids: Any = 128
+    disk: Any = 256 << 20
+    files: Any = 1024
+    file_size: Any = units.UNLIMITED
+    timeout: Any = 30.0
+    cpu_time: Any = 30.0
+    output: Any = 10 << 20
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        for name in ("ro", "rw"):
+            put(self, name, tuple(Bind.parse(name, item) for item in _items(name, getattr(self, name))))
+        put(self, "tmpfs", tuple(Tmpfs.parse("tmpfs", item) for item in _items("tmpfs", self.tmpfs)))
+        if self.workspace is not None:
+            put(self, "workspace", Bind.parse("workspace", self.workspace, "/work"))
+        put(self, "env", _environment(self.env))
+        for name in ("require", "degrade"):
+            put(self, name, _layers(name, getattr(self, name)))
+        put(self, "root", path_text("root", self.root))
+        put(self, "scratch", path_text("scratch", self.scratch))
+        if self.cwd is not None:
+            put(self, "cwd", "/" if self.cwd == "/" else target_text("cwd", self.cwd))
+        for name, parse in _LIMIT_PARSERS.items():
+            value = parse(name, getattr(self, name))
+            put(self, name, units.UNLIMITED if value is None else value)
+        self._check()
+
+    def _check(self) -> None:
+        if self.net not in NETWORKS:
+            raise SpecError(f"net: {self.net!r} is not one of {', '.join(NETWORKS)}")
+        if self.net == "host" and not self.allow_host_net:
+            raise SpecError("net: 'host' gives the sandbox the host's whole network; say allow_host_net as well")
+        if not isinstance(self.uid, int) or not 0 <= self.uid < 65534:
+            raise SpecError(f"uid: must be a number from 0 to 65533, not {self.uid!r}")
+        if not isinstance(self.hostname, str) or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})", self.hostname):
+            raise SpecError(f"hostname: {self.hostname!r} is not a host name of at most 63 letters, digits, '.' and '-'")
+        if not re.fullmatch(r"[a-z0-9_-]+", str(self.seccomp)):
+            raise SpecError(f"seccomp: {self.seccomp!r} is not the name of a policy")
+        targets = [bind.target or bind.source for bind in (*self.ro, *self.rw)] + [t.target for t in self.tmpfs]
+        if self.workspace:
+            targets.append(str(self.workspace.target))
+        for target in targets:
+            if targets.count(target) > 1:
+                raise SpecError(f"mounts: {target!r} is the place of more than one mount; give each its own")
+
+    @property
+    def limits(self) -> Limits:
+        """The limits with None for ``unlimited``."""
+        values = {name: getattr(self, name) for name in _LIMIT_PARSERS}
+        return Limits(**{name: None if value == units.UNLIMITED else value for name, value in values.items()})
+
+    def __hash__(self) -> int:
+        return hash(tuple(tuple(v.items()) if isinstance(v, Mapping) else v for v in map(self.__getattribute__, _ORDER)))
+
+    def host_paths(self) -> tuple[str, ...]:
+        """Every host path that the Spec names."""
+        paths = [bind.source for bind in (*self.ro, *self.rw, *((self.workspace,) if self.workspace else ()))]
+        return (*paths, *(path for path, none in ((self.root, "host"), (self.scratch, "tmpfs")) if path != none))
+
+    def replace(self, **changes: Any) -> "Spec":
+        """A copy with some fields changed, checked anew."""
+        _known(changes)
+        return replace(self, **changes)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
+        """A Spec from plain values, as ``to_dict`` or a profile file gives them; unknown keys are refused by name."""
+        _known(values)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON and TOML can hold; ``from_dict`` makes an equal Spec of them."""
+        out: dict[str, Any] = {}
+        for name in FIELDS:
+            value = getattr(self, name)
+            if name in ("ro", "rw"):
+                value = [[bind.source, bind.target] if bind.target else [bind.source] for bind in value]
+                value = [pair if len(pair) == 2 else pair[0].replace("\\", "\\\\").replace(":", "\\:") for pair in value]
+            elif name == "tmpfs":
+                value = [t.target if t.size is None else f"{t.target}:{t.size}" for t in value]
+            elif isinstance(value, Bind):
+                value = [value.source, value.target]
+            elif isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, Mapping):
+                value = dict(value)
+            if value is not None:
+                out[name] = value
+        return out
+
+    def to_toml(self) -> str:
+        """The Spec as a profile file."""
+        return "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(self.to_dict().items()))
+
+
+def _known(values: Iterable[str]) -> None:
+    unknown = sorted(set(values) - FIELDS)
+    if unknown:
+        raise SpecError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(FIELDS))}")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        escaped = "".join(c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise SpecError(f"{value!r} is not UTF-8, which is all that TOML can hold; use to_dict")
+        return f'"{escaped}"'
+    return repr(value)
+
+
+_ORDER = tuple(item.name for item in fields(Spec))
+FIELDS = frozenset(_ORDER)

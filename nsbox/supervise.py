@@ -1,0 +1,227 @@
+"""Watches sandboxes until they end: streams, deadlines, messages of init, and the kill. One poll loop, no threads.
+
+A run is over when init has said that nothing is left inside and both streams are at their end, or when init itself is
+gone. A descendant that holds a stream cannot delay that: init kills everything once the payload has ended.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nsbox._native import STAGES, ffi, lib
+from nsbox.errors import CommandError, NsboxError
+from nsbox.launch import Handle, failure
+
+CHUNK = 65536
+GRACE = 0.5  #: seconds that init gets to kill and report before it is killed itself
+_READ = select.POLLIN | select.POLLHUP | select.POLLERR
+
+
+class Stream:
+    """One output stream, kept up to ``cap`` bytes; what comes after is read, counted and dropped."""
+
+    def __init__(self, cap: int | None, callback: Callable[[bytes], object] | None) -> None:
+        self.chunks: list[bytes] = []
+        self.kept = self.total = 0
+        self.cut_at: float | None = None
+        self._cap = cap
+        self._callback = callback
+
+    def add(self, data: bytes) -> None:
+        """Take what was read."""
+        self.total += len(data)
+        room = len(data) if self._cap is None else max(0, self._cap - self.kept)
+        if room < len(data) and self.cut_at is None:
+            self.cut_at = time.time()
+        data = data[:room]
+        self.kept += len(data)
+        if data and self._callback:
+            self._callback(data)
+        elif data:
+            self.chunks.append(data)
+
+    @property
+    def data(self) -> bytes:
+        """Everything kept."""
+        return b"".join(self.chunks)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something was dropped."""
+        return self.total > self.kept
+
+
+class Run:
+    """One sandbox under watch, and what has been learnt of it."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        output: int | None = None,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self.handle = handle
+        self.stdout, self.stderr = Stream(output, on_stdout), Stream(output, on_stderr)
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.timeout = timeout
+        self.reason: str | None = None
+        self.limits_hit: list[dict[str, Any]] = []
+        self.error: NsboxError | None = None
+        self.status: int | None = None
+        self.usage: dict[str, float] = {}
+        self.stamps: dict[str, int] = {}
+        self.ended_at = 0.0
+        self._input = memoryview(stdin or b"")
+        self._kill_at: float | None = None
+        self._ended = self._gone = False
+        self._message = ffi.new("struct nsb_msg *")
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        drained = self.handle.stdout < 0 and self.handle.stderr < 0
+        return self._gone or (self._ended and drained)
+
+    def interests(self) -> dict[int, tuple["Run", str, int]]:
+        """Descriptor → what to wait for on it."""
+        h = self.handle
+        wanted = [(h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ), (h.pidfd, "pidfd", select.POLLIN)]
+        wanted += [(h.control, "control", _READ), (h.stdin, "stdin", select.POLLOUT | select.POLLERR)]
+        return {fd: (self, name, events) for fd, name, events in wanted if fd >= 0}
+
+    def next_time(self) -> float | None:
+        """When ``on_time`` must be called at the latest (time.monotonic())."""
+        times = [t for t in (self.deadline, self._kill_at) if t is not None]
+        return min(times) if times else None
+
+    def stop(self, reason: str) -> None:
+        """Have everything inside killed; init reports what was used, or is itself killed after a grace time."""
+        if self.reason is None:
+            self.reason = reason
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + GRACE
+            if not self.handle.tell(lib.NSB_MSG_KILL):
+                self.handle.kill()
+
+    def hit(self, limit: str, value: float, count: int = 1) -> None:
+        """Note that a limit was touched."""
+        self.limits_hit.append({"limit": limit, "value": value, "count": count, "first_at": time.time()})
+
+    def on_time(self, now: float) -> None:
+        """Act on deadlines that have passed."""
+        if self.deadline is not None and now >= self.deadline:
+            self.deadline = None
+            self.hit("timeout", self.timeout or 0.0)
+            self.stop("timeout")
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None if self._gone else now + GRACE
+            self.handle.kill()
+
+    def on_event(self, name: str) -> None:
+        """Act on a descriptor that is ready."""
+        if name in ("stdout", "stderr"):
+            self._read(name)
+        elif name == "stdin":
+            self._write()
+        elif name == "control":
+            self._receive()
+        elif name == "pidfd":
+            self._init_gone()
+
+    def _read(self, name: str) -> bool:
+        """Read once; False when there is nothing to read now or any more."""
+        fd = getattr(self.handle, name)
+        if fd < 0:
+            return False
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            getattr(self, name).add(data)
+        else:
+            self.handle.close_stream(name)
+        return bool(data)
+
+    def _write(self) -> None:
+        if self._input:
+            ret = lib.nsb_write(self.handle.stdin, ffi.from_buffer(self._input[:CHUNK]), min(CHUNK, len(self._input)))
+            if ret >= 0:
+                self._input = self._input[ret:]
+            elif ret not in (-errno.EAGAIN, -errno.EINTR):
+                self._input = memoryview(b"")
+        if not self._input:
+            self.handle.close_stream("stdin")
+
+    def _receive(self) -> None:
+        message = self._message
+        ret = lib.nsb_receive(self.handle.control, message)
+        if ret == -errno.EPIPE:
+            self.handle.close_stream("control")
+            return
+        if ret < 0:
+            return
+        self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
+        if message.type == lib.NSB_MSG_FAILED:
+            self.error = failure(self.handle.prepared, message)
+        elif message.type == lib.NSB_MSG_EXEC_FAILED:
+            self.error = CommandError("", -message.err, message.status)
+        elif message.type == lib.NSB_MSG_EXITED:
+            self.status, self.ended_at = message.status, time.monotonic()
+            self.handle.close_stream("stdin")
+        elif message.type == lib.NSB_MSG_ENDED:
+            self._ended = True
+        if message.type in (lib.NSB_MSG_EXITED, lib.NSB_MSG_ENDED):
+            self.usage = {
+                "cpu_user_s": message.utime_us / 1e6,
+                "cpu_system_s": message.stime_us / 1e6,
+                "memory_peak_bytes": message.maxrss_kb * 1024,
+                "io_read_bytes": message.inblock * 512,
+                "io_write_bytes": message.oublock * 512,
+            }
+
+    def _init_gone(self) -> None:
+        """pid 1 is dead, so everything is: take what it has said and what the pipes still hold, without waiting."""
+        while self.handle.control >= 0:
+            ready = select.poll()
+            ready.register(self.handle.control, select.POLLIN)
+            if not ready.poll(0):
+                break
+            self._receive()
+        for name in ("stdout", "stderr"):
+            while self._read(name):
+                pass
+        self._gone = True
+        self.ended_at = self.ended_at or time.monotonic()
+
+
+def drive(runs: Iterable[Run]) -> None:
+    """Watch all of them until each is over. Whatever is raised meanwhile (KeyboardInterrupt) leaves them running; the
+    caller closes the handles."""
+    waiting = [run for run in runs if not run.over]
+    while waiting:
+        poll, owners = select.poll(), {}
+        for run in waiting:
+            for fd, (owner, name, events) in run.interests().items():
+                poll.register(fd, events)
+                owners[fd] = (owner, name)
+        times = [t for t in (run.next_time() for run in waiting) if t is not None]
+        pause = None if not times else max(0.0, min(times) - time.monotonic()) * 1000 + 0.5
+        with contextlib.suppress(InterruptedError):
+            # pidfd last: what init has said and written comes before the news of its end.
+            ready = sorted(poll.poll(pause), key=lambda item: owners[item[0]][1] == "pidfd")
+            for fd, _ in ready:
+                owner, name = owners[fd]
+                owner.on_event(name)
+        now = time.monotonic()
+        for run in waiting:
+            run.on_time(now)
+        waiting = [run for run in waiting if not run.over]

@@ -1,0 +1,160 @@
+"""Around every test that launches something: the host must look afterwards as it did before."""
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Tests below these folders launch sandboxes.
+GUARDED = {"host", "native", "escape", "faults", "cases"}
+# A kernel worker tears network namespaces down, and whoever inherits orphans reaps them: both take a moment.
+PATIENCE_S = 3.0
+# Made in the temporary directory by the build or by pytest, not by a sandbox.
+NOT_OURS = ("nsbox-bootstrap.", "nsbox-build-", "nsbox-ci.")
+
+Snapshot = dict[str, set[str]]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _descriptors() -> set[str]:
+    """Open descriptors with what they lead to. Objects without a name carry the inode, so that a swapped one shows."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+        found.add(f"{name} -> {target}")
+    return found
+
+
+def _process_table() -> dict[int, tuple[int, str]]:
+    """pid → (parent, description) of every process on the host, with the start time to tell a reused pid."""
+    table = {}
+    for name in os.listdir("/proc"):
+        stat = _read(f"/proc/{name}/stat") if name.isdigit() else ""
+        if stat:
+            # The command is in parentheses and may hold any character, also ")".
+            comm = stat[stat.index("(") + 1 : stat.rindex(")")]
+            fields = stat[stat.rindex(")") + 2 :].split()
+            table[int(name)] = (int(fields[1]), f"pid {name} {comm} state {fields[0]} started {fields[19]}")
+    return table
+
+
+def _descendants() -> set[str]:
+    """All processes below this one; their state is left out, except that a zombie is named as such."""
+    table = _process_table()
+    below = {os.getpid()}
+    grown = True
+    while grown:
+        more = {pid for pid, (parent, _) in table.items() if parent in below} - below
+        below |= more
+        grown = bool(more)
+    found = set()
+    for pid in below - {os.getpid()}:
+        what, _, rest = table[pid][1].partition(" state ")
+        state, _, started = rest.partition(" ")
+        found.add(f"{what} {'zombie ' if state == 'Z' else ''}{started}")
+    return found
+
+
+def _cgroups() -> set[str]:
+    found: set[str] = set()
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        found.update(os.path.join(directory, name) for name in names if "nsbox" in name)
+    return found
+
+
+def _files() -> set[str]:
+    found: set[str] = set()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    for state in ["/run/nsbox", *([f"{runtime}/nsbox"] if runtime else [])]:
+        for directory, names, files in os.walk(state):
+            found.update(os.path.join(directory, name) for name in [*names, *files])
+    for directory in {tempfile.gettempdir(), "/tmp", "/dev/shm"}:
+        names = os.listdir(directory) if os.access(directory, os.R_OK) else []
+        found.update(f"{directory}/{name}" for name in names if "nsbox" in name and not name.startswith(NOT_OURS))
+    return found
+
+
+def snapshot() -> Snapshot:
+    """What a sandbox could leave behind, by kind."""
+    return {
+        "descriptors": _descriptors(),
+        "threads": {f"{thread.name} {thread.ident}" for thread in threading.enumerate()}
+        | {f"task {name}" for name in os.listdir("/proc/self/task")},
+        "processes": _descendants(),
+        "mounts": set(_read("/proc/self/mountinfo").splitlines()),
+        "cgroups": _cgroups(),
+        "network links": {line.split(":")[0].strip() for line in _read("/proc/net/dev").splitlines()[2:]},
+        "files": _files(),
+    }
+
+
+def difference(before: Snapshot, after: Snapshot) -> list[str]:
+    """One line for each thing that came or went."""
+    lines = []
+    for kind, old in before.items():
+        lines += [f"{kind}: + {item}" for item in sorted(after[kind] - old)]
+        if kind != "threads":  # one that has been joined may be listed a moment longer
+            lines += [f"{kind}: - {item}" for item in sorted(old - after[kind])]
+    return lines
+
+
+def start_helper() -> None:
+    """Start the library's one long-lived process ahead, so that no test is blamed for it."""
+    from nsbox import _native
+
+    _native.zygote()
+
+
+@pytest.fixture(scope="session")
+def helper_process() -> None:
+    """The library's long-lived helper process runs."""
+    start_helper()
+
+
+@pytest.fixture(autouse=True)
+def host_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a launching test that leaves the host other than it found it."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    if folder not in GUARDED or request.node.get_closest_marker("leaves_traces"):
+        yield
+        return
+    request.getfixturevalue("helper_process")
+    before = snapshot()
+    yield
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := difference(before, snapshot())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if left:
+        pytest.fail("the test changed the host:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def as_root() -> bool:
+    """Whether the caller is root on the host."""
+    return os.geteuid() == 0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The marks `root` and `user` skip a test for the other kind of caller, with the reason."""
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root; `./bootstrap test` as root runs it")
+    if item.get_closest_marker("user") and os.geteuid() == 0:
+        pytest.skip("needs an ordinary user; `./bootstrap test` runs it as one as well")
+
+
+def pytest_report_header() -> str:
+    caller = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    return f"caller: {caller} (NSBOX_TEST_AS={os.environ.get('NSBOX_TEST_AS', '')}), kernel {os.uname().release}"
