@@ -70,6 +70,23 @@ static unsigned wait_for_maps(struct launch *l, int *sources)
     return n;
 }
 
+/* An unprivileged caller's sources, opened with its own rights; before the scratch file system covers a directory. */
+static unsigned open_own_sources(struct launch *l, int *sources)
+{
+    const struct nsb_plan *plan = l->plan;
+    const struct nsb_op *ops = plan_at(l->plan, plan->ops);
+    unsigned n = 0;
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        if (!op_has_source(&ops[i]))
+            continue;
+        int source = n < NSB_MAX_SOURCES ? open_source(plan, &ops[i], -1) : -E2BIG;
+        if (source < 0)
+            die(l, NSB_STAGE_SOURCE, i, source);
+        sources[n++] = source;
+    }
+    return n;
+}
+
 static void build_root(struct launch *l, const int *sources, unsigned n_sources)
 {
     const struct nsb_plan *plan = l->plan;
@@ -78,15 +95,9 @@ static void build_root(struct launch *l, const int *sources, unsigned n_sources)
     done(l, NSB_STAGE_SCRATCH, make_scratch(l));
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         OWNED_FD source = -1;
-        if (op_has_source(&ops[i])) {
-            if (!(plan->flags & NSB_HOST_SOURCES))
-                source = open_source(plan, &ops[i], -1);
-            else
-                source = next < n_sources ? sources[next++] : -EBADF;
-            if (source < 0)
-                die(l, NSB_STAGE_SOURCE, i, source);
-        }
-        long ret = play_op(l, &ops[i], source);
+        if (op_has_source(&ops[i]))
+            source = next < n_sources ? sources[next++] : -EBADF;
+        long ret = source < -1 ? source : play_op(l, &ops[i], source);
         if (ret < 0)
             die(l, NSB_STAGE_MOUNT, i, ret);
     }
@@ -313,6 +324,8 @@ NORETURN void init_main(struct launch *l)
     before_identity(l);
     unsigned n = wait_for_maps(l, sources);
     done(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
+    if (!(plan->flags & NSB_HOST_SOURCES))
+        n = open_own_sources(l, sources);
     build_root(l, sources, n);
     give_up_privileges(&i);
     start_payload(&i);

@@ -3,6 +3,7 @@
 The child may unshare, mount and send netlink messages as it likes: all of that goes away with it.
 """
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -11,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 CLONE_NEWTIME = 0x80
@@ -107,8 +108,9 @@ def write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def held_namespace() -> int:
-    """The pid of a child that sits in a new user namespace without id maps, until the process group is killed."""
+@contextlib.contextmanager
+def held_namespace() -> Iterator[int]:
+    """The pid of a child that sits in a new user namespace without id maps."""
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -118,19 +120,26 @@ def held_namespace() -> int:
             os.write(done, b"\0")
             signal.pause()
         finally:
-            os._exit(1)
+            os._exit(ctypes.get_errno())
     os.close(done)
+    status = 0
     try:
-        if not os.read(ready, 1):
-            raise OSError(errno.EPERM, os.strerror(errno.EPERM), "unshare(CLONE_NEWUSER)")
+        with open(ready, "rb") as answer:
+            held = answer.read(1)
+        if held:
+            yield pid
     finally:
-        os.close(ready)
-    return pid
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    if not held:
+        code = os.waitstatus_to_exitcode(status)
+        raise OSError(code if code > 0 else errno.EPERM, "", "unshare(CLONE_NEWUSER)")
 
 
 def _child(function: Callable[[], Any], answer: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # After a change of uid a process may not write its own id maps before it is dumpable again (proc(5)).
         libc().prctl(_PR_SET_DUMPABLE, 1)

@@ -198,8 +198,12 @@ def make_plan(spec: Spec, host: Host) -> Plan:
     free = spec.uid == 0 or spec.root != "host"
     rules = landlock.ruleset(host.landlock_abi if confine else 0, ["/", "/dev"] if free else writable)
     size = spec.limits.disk or 0
+    ops += caller_ops
+    if not host.privileged:
+        # One id is all that exists inside.
+        ops = [op._replace(uid=spec.uid, gid=spec.uid) for op in ops]
     return Plan(
-        ops=tuple(ops + caller_ops),
+        ops=tuple(ops),
         skeleton=SkeletonSpec(
             *(user, home, spec.uid, spec.uid, spec.hostname),
             links=host.links if spec.root == "host" else (),
