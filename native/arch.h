@@ -21,8 +21,22 @@ static inline long nsb_syscall6(long n, long a, long b, long c, long d, long e, 
 #define NSB_ENTRY                                                                                                      \
     __asm__(".text\n.globl _start\n.type _start,@function\n_start:\n\txor %ebp,%ebp\n\tand $-16,%rsp\n\tcall nsb_main\n\thlt\n")
 
-/* clone(2)'s argument order differs between architectures: flags, stack, parent_tid, then these two. */
-#define NSB_CLONE_ARGS(flags) (long)(flags), 0L, 0L, 0L, 0L
+/* clone(2) onto a stack of its own; running is cleared and woken (futex(2)) when the task is gone. The child pops fn and
+ * arg from its stack, which is the only thing it shares no word of with us. fn never returns. */
+static inline long nsb_thread(long n, unsigned long flags, void *stack_top, void (*fn)(void *), void *arg, int *running)
+{
+    long ret;
+    void **sp = stack_top;
+    register long r10 __asm__("r10") = (long)running;
+    register long r8 __asm__("r8") = 0;
+    *--sp = (void *)fn;
+    *--sp = arg;
+    __asm__ volatile("syscall\n\ttest %%rax,%%rax\n\tjnz 1f\n\txor %%ebp,%%ebp\n\tpop %%rdi\n\tpop %%rax\n\tcall *%%rax\n\thlt\n1:"
+                     : "=a"(ret)
+                     : "a"(n), "D"(flags), "S"(sp), "d"(0), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "memory");
+    return ret;
+}
 
 #elif defined(__aarch64__)
 
@@ -42,7 +56,23 @@ static inline long nsb_syscall6(long n, long a, long b, long c, long d, long e, 
 #define NSB_ENTRY                                                                                                      \
     __asm__(".text\n.globl _start\n.type _start,%function\n_start:\n\tmov x29,#0\n\tmov x30,#0\n\tbl nsb_main\n\tbrk #1\n")
 
-#define NSB_CLONE_ARGS(flags) (long)(flags), 0L, 0L, 0L, 0L
+static inline long nsb_thread(long n, unsigned long flags, void *stack_top, void (*fn)(void *), void *arg, int *running)
+{
+    void **sp = stack_top;
+    register long x8 __asm__("x8") = n;
+    register long x0 __asm__("x0") = (long)flags;
+    register long x2 __asm__("x2") = 0;
+    register long x3 __asm__("x3") = 0;
+    register long x4 __asm__("x4") = (long)running;
+    *--sp = (void *)fn;
+    *--sp = arg;
+    register long x1 __asm__("x1") = (long)sp;
+    __asm__ volatile("svc #0\n\tcbnz x0, 1f\n\tmov x29, #0\n\tldp x0, x1, [sp], #16\n\tblr x1\n\tbrk #1\n1:"
+                     : "+r"(x0)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+                     : "memory", "cc");
+    return x0;
+}
 
 #else
 #error "nsbox knows x86-64 and aarch64; add the entry point and the system call instruction here"

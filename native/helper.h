@@ -17,7 +17,7 @@ struct launch {
     int life;                /* at end-of-file the zygote is gone, and so must we be */
     int input, output, error, cgroup;
     int staging;             /* O_PATH of the directory that the scratch file system is stacked on */
-    int scratch, root;
+    int scratch, root, dev, proc;
     uint32_t layer;          /* number of the next lower layer */
     uint64_t stamps[16];
 };
@@ -49,7 +49,9 @@ long play_op(struct launch *l, const struct nsb_op *op, int source);
 long enter_root(struct launch *l);
 
 /* net.c */
-long loopback_up(void);
+struct net_task { char stack[8192] __attribute__((aligned(16))); int running, ns; long err; };
+long net_start(struct net_task *task);
+long net_finish(struct net_task *task);
 
 /* privileges.c */
 long become(uint32_t uid, uint32_t gid, int may_setgroups);

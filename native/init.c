@@ -38,15 +38,18 @@ static void done(struct launch *l, uint32_t stage, long ret)
 }
 
 /* While the zygote writes the id maps: what needs the capabilities that CLONE_NEWUSER gave, but no id. */
-static void before_identity(struct launch *l)
+static void before_identity(struct launch *l, struct net_task *net)
 {
     const struct nsb_plan *plan = l->plan;
     struct mount_attr private = {.propagation = PROPAGATION_PRIVATE};
     NSB_CALL(__NR_prctl, PR_SET_PDEATHSIG, SIGNAL_KILL);
     NSB_CALL(__NR_prctl, PR_SET_NAME, "nsbox-init");
     l->stamps[NSB_STAGE_CLONE] = nsb_now();
-    if (plan->flags & NSB_LOOPBACK)
-        done(l, NSB_STAGE_NETWORK, loopback_up());
+    if (plan->flags & NSB_NETWORK) {
+        long ret = net_start(net);
+        if (ret < 0)
+            die(l, NSB_STAGE_NETWORK, UINT32_MAX, ret);
+    }
     const char *hostname = plan_string(plan, plan->hostname);
     if (plan->hostname)
         done(l, NSB_STAGE_HOSTNAME, NSB_CALL(__NR_sethostname, hostname, str_len(hostname)));
@@ -137,12 +140,14 @@ static void keep_descriptors(struct init *i)
     close_others(keep, sizeof keep / sizeof *keep);
 }
 
-static void give_up_privileges(struct init *i)
+static void give_up_privileges(struct init *i, struct net_task *net)
 {
     struct launch *l = i->l;
     struct nsb_pollfd life = {l->life, NSB_POLLIN, 0};
     struct __kernel_timespec now = {0, 0};
     done(l, NSB_STAGE_LANDLOCK, restrict_files(l->plan));
+    if (l->plan->flags & NSB_NETWORK)
+        done(l, NSB_STAGE_NETWORK, net_finish(net));
     keep_descriptors(i);
     done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
@@ -232,7 +237,7 @@ static void start_payload(struct init *i)
     long ret = NSB_CALL(__NR_chdir, plan_string(plan, plan->cwd));
     if (ret < 0)
         die(l, NSB_STAGE_EXEC, UINT32_MAX, ret);
-    i->payload = NSB_CALL(__NR_clone, NSB_CLONE_ARGS(CLONE_VM | CLONE_VFORK | SIGNAL_CHLD));
+    i->payload = NSB_CALL(__NR_clone, CLONE_VM | CLONE_VFORK | SIGNAL_CHLD);
     if (i->payload == 0)
         payload_main(i, argv, envp, &a);
     if (i->payload < 0)
@@ -321,13 +326,14 @@ NORETURN void init_main(struct launch *l)
     int sources[NSB_MAX_SOURCES + 1];
     const struct nsb_plan *plan = l->plan;
     struct init i = {.l = l, .signals = -1, .null = -1, .payload = -1};
-    before_identity(l);
+    struct net_task net;
+    before_identity(l, &net);
     unsigned n = wait_for_maps(l, sources);
     done(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
     if (!(plan->flags & NSB_HOST_SOURCES))
         n = open_own_sources(l, sources);
     build_root(l, sources, n);
-    give_up_privileges(&i);
+    give_up_privileges(&i, &net);
     start_payload(&i);
     struct nsb_pollfd fds[3] = {{l->control, NSB_POLLIN, 0}, {l->life, NSB_POLLIN, 0}, {i.signals, NSB_POLLIN, 0}};
     for (;;) {

@@ -265,76 +265,46 @@ static long play_tmpfs(struct launch *l, const struct nsb_op *op)
 
 static long play_proc(struct launch *l, const struct nsb_op *op)
 {
-    OWNED_FD tree = new_filesystem("proc", 0, 0, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
-    return tree < 0 ? tree : attach_at(tree, l->root, plan_string(l->plan, op->dst), 1);
+    l->proc = new_filesystem("proc", 0, 0, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+    return l->proc < 0 ? l->proc : attach_at(l->proc, l->root, plan_string(l->plan, op->dst), 1);
 }
 
-/* NSB_RO: the place stays, read-only. Else an empty file or directory of the scratch file system covers it. */
+/* An entry of the proc that was just mounted, by its name there. NSB_RO: it stays, read-only. Else it reads as empty:
+ * a file by /dev/null, a directory by the skeleton's /var/empty. An entry that this kernel does not have is no error. */
 static long play_mask(struct launch *l, const struct nsb_op *op)
 {
-    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC};
-    OWNED_FD target = open_target(l->root, plan_string(l->plan, op->dst), 0, 1);
-    if (target < 0)
-        return target == -ENOENT && (op->flags & NSB_OPTIONAL) ? 0 : target;
-    int directory = is_directory(target);
-    if (directory < 0)
-        return directory;
-    const char *empty = directory ? "empty.d" : "empty";
-    if (!(op->flags & NSB_RO)) {
-        long ret = directory ? NSB_CALL(__NR_mkdirat, l->scratch, empty, 0555)
-                             : NSB_CALL(__NR_mknodat, l->scratch, empty, 0100444, 0);
-        if (ret < 0 && ret != -EEXIST)
-            return ret;
-    }
-    OWNED_FD tree = op->flags & NSB_RO
-                        ? (int)NSB_CALL(__NR_open_tree, target, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
-                        : (int)NSB_CALL(__NR_open_tree, l->scratch, empty, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    const char *name = plan_string(l->plan, op->dst);
+    OWNED_FD tree = op->flags & NSB_RO ? (int)NSB_CALL(__NR_open_tree, l->proc, name, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
+                    : op->flags & NSB_DIRECTORY
+                        ? (int)NSB_CALL(__NR_open_tree, l->scratch, "l0/var/empty", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
+                        : (int)NSB_CALL(__NR_open_tree, l->dev, "null", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (tree < 0)
-        return tree;
-    long ret = NSB_CALL(__NR_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr);
-    return ret < 0 ? ret : attach(tree, target, "");
+        return tree == -ENOENT ? 0 : tree;
+    long ret = op->flags & NSB_RO ? NSB_CALL(__NR_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) : 0;
+    if (ret == 0)
+        ret = attach(tree, l->proc, name);
+    return ret == -ENOENT ? 0 : ret;
 }
 
-static const char *const device_names[] = {"null", "zero", "full", "random", "urandom", "tty"};
-static const struct option device_links[] = {{"fd", "/proc/self/fd"},       {"stdin", "/proc/self/fd/0"},
-                                             {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
-                                             {"ptmx", "pts/ptmx"}};
+static const char *const device_paths[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"};
 
-/* One node of the host's /dev, bound: mknod(2) of a device is refused in a user namespace. */
-static long bind_device(int dev, const char *name)
-{
-    char path[32] = "/dev/";
-    memcpy(path + 5, name, str_len(name) + 1);
-    OWNED_FD node = (int)NSB_CALL(__NR_openat, dev, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (node < 0)
-        return node;
-    OWNED_FD tree = (int)NSB_CALL(__NR_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
-    if (tree < 0)
-        return tree;
-    return attach(tree, dev, name);
-}
-
+/* The skeleton has a /dev with the links and an empty file for each node, so that nothing is made here: the directory is
+ * attached read-only, and each node is the host's, bound (mknod(2) of a device is refused in a user namespace). */
 static long play_dev(struct launch *l, const struct nsb_op *op)
 {
     const struct option pts[] = {{"mode", "620"}, {"ptmxmode", "666"}};
-    struct mount_attr readonly = {.attr_set = MOUNT_ATTR_RDONLY};
-    OWNED_FD dev = new_tmpfs(65536, 64, 0755);
-    long ret = dev < 0 ? dev : attach_at(dev, l->root, plan_string(l->plan, op->dst), 1);
-    for (unsigned i = 0; ret >= 0 && i < sizeof device_names / sizeof *device_names; i++)
-        ret = bind_device(dev, device_names[i]);
-    for (unsigned i = 0; ret >= 0 && i < sizeof device_links / sizeof *device_links; i++)
-        ret = NSB_CALL(__NR_symlinkat, device_links[i].value, dev, device_links[i].key);
-    if (ret >= 0)
-        ret = NSB_CALL(__NR_mkdirat, dev, "pts", 0755);
-    if (ret >= 0)
-        ret = NSB_CALL(__NR_mkdirat, dev, "shm", 0755);
+    const unsigned flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW;
+    l->dev = (int)NSB_CALL(__NR_open_tree, l->scratch, "l0/dev", flags);
+    long ret = l->dev < 0 ? l->dev : attach_at(l->dev, l->root, plan_string(l->plan, op->dst), 1);
+    for (unsigned i = 0; ret >= 0 && i < sizeof device_paths / sizeof *device_paths; i++) {
+        OWNED_FD node = (int)NSB_CALL(__NR_open_tree, AT_FDCWD, device_paths[i], flags);
+        ret = node < 0 ? node : attach(node, l->dev, device_paths[i] + sizeof "/dev/" - 1);
+    }
     if (ret < 0)
         return ret;
     OWNED_FD terminals = new_filesystem("devpts", pts, 2, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-    if (terminals < 0)
-        return terminals;
-    ret = attach(terminals, dev, "pts");
-    return ret < 0 ? ret : NSB_CALL(__NR_mount_setattr, dev, "", AT_EMPTY_PATH, &readonly, sizeof readonly);
+    return terminals < 0 ? terminals : attach(terminals, l->dev, "pts");
 }
 
 static long play_file(struct launch *l, const struct nsb_op *op)

@@ -29,7 +29,7 @@ enum nsb_op_kind {
     NSB_OP_TMPFS,    /* size bytes, inodes, mode onto dst */
     NSB_OP_SCRATCH,  /* a fresh directory of the scratch file system (counted there) onto dst */
     NSB_OP_PROC, NSB_OP_DEV,
-    NSB_OP_MASK,     /* dst, a file or a directory, becomes empty; read-only and kept with NSB_RO */
+    NSB_OP_MASK,     /* dst, an entry of /proc, is covered, or stays read-only with NSB_RO */
     NSB_OP_DIR,      /* make dst and its missing parents */
     NSB_OP_FILE,     /* write data to dst */
     NSB_OP_SYMLINK   /* dst -> data */
@@ -39,12 +39,14 @@ enum nsb_op_flags {
     NSB_RO = 1, NSB_NOEXEC = 2, NSB_RECURSIVE = 4,
     NSB_IDMAP_RANGE = 8,   /* file ids are shifted as the sandbox's own ids are */
     NSB_IDMAP_OWNER = 16,  /* the owner of src appears as the payload's uid, nobody else is mapped */
-    NSB_OPTIONAL = 32      /* a missing dst is no error */
+    NSB_DIRECTORY = 32     /* what is masked is a directory */
 };
 
 enum nsb_plan_flags {
     NSB_HOST_SOURCES = 1,  /* privileged caller: the zygote opens the sources, init never sees a host path */
-    NSB_SETGROUPS_DENY = 2, NSB_LOOPBACK = 4, NSB_CGROUP_FD = 8, NSB_STDIN = 16,
+    NSB_SETGROUPS_DENY = 2,
+    NSB_NETWORK = 4,       /* a network namespace of its own, with nothing but loopback */
+    NSB_CGROUP_FD = 8, NSB_STDIN = 16,
     NSB_MAPS_BY_CALLER = 32, /* the embedding process has newuidmap write the maps, then says go on the control socket */
     NSB_TTY = 64, NSB_SCRATCH_DIR = 128
 };

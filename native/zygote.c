@@ -196,7 +196,7 @@ static void launch(struct zygote *z, struct launch *l)
 static void serve(struct zygote *z, const struct nsb_request *request, const int *fds, unsigned n)
 {
     struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
-    struct launch l = {.control = n > 1 ? fds[1] : -1, .scratch = -1, .root = -1, .staging = -1};
+    struct launch l = {.control = n > 1 ? fds[1] : -1, .staging = -1, .scratch = -1, .root = -1, .dev = -1, .proc = -1};
     if (request->magic != NSB_MAGIC || request->layout != NSB_LAYOUT || request->size > NSB_MAX_BLOB || n < 2)
         return report(l.control, NSB_MSG_FAILED, &why, 0);
     long at = NSB_CALL(__NR_mmap, 0, request->size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);

@@ -87,7 +87,7 @@ def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "
     header.clone_flags = plan.clone_flags
     header.flags = (
         (lib.NSB_HOST_SOURCES if plan.privileged else 0)
-        | (lib.NSB_LOOPBACK if plan.loopback else 0)
+        | (lib.NSB_NETWORK if plan.network else 0)
         | (lib.NSB_SCRATCH_DIR if scratch_dir else 0)
     )
     writer.array(b"")

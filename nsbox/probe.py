@@ -23,6 +23,7 @@ class Host(NamedTuple):
     kernel: tuple[int, int]
     links: tuple[tuple[str, str], ...]  #: /bin -> usr/bin and the like, on a host with a merged /usr
     trees: tuple[str, ...]  #: those that are directories of their own
+    proc: frozenset[str]  #: entries of /proc that are not processes
     state: str  #: directory for run-time state, private to the caller
 
 
@@ -109,6 +110,7 @@ def _host(uid: int, gid: int, pid: int) -> Host:
         kernel=kernel_version(os.uname().release),
         links=links,
         trees=trees,
+        proc=frozenset(name for name in os.listdir("/proc") if not name.isdigit()),
         state=state_directory(),
     )
 

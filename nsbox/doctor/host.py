@@ -274,7 +274,7 @@ def machine_kind(cpuinfo: str, vendor: str, product: str, hypervisor: str, compa
             # Hypervisors' vendors make computers too: believe DMI on x86 only with the processor's own flag.
             if word in text.lower() and not bare_cloud and (flags or not cpuinfo.count("vendor_id")):
                 return kind
-    return "unknown" if flags else ""
+    return "yes, of an unknown kind" if flags else ""
 
 
 def container() -> str:

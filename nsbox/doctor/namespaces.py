@@ -248,7 +248,11 @@ def id_ranges(uid: int, user: str, subuid: str, subgid: str, paths: list[str | N
     if not ranges(subuid, names) or not ranges(subgid, names):
         first = next_free(subuid, subgid)
         span = f"{first}-{first + SIZE - 1}"
-        remedy = as_root(f"usermod --add-subuids {span} --add-subgids {span} {user}")
+        remedy = as_root(
+            f"usermod --add-subuids {span} --add-subgids {span} {user}"
+            if user != str(uid)  # usermod(8) wants a user with a name
+            else f"echo {uid}:{first}:{SIZE} | tee -a /etc/subuid >> /etc/subgid"
+        )
         return Fact("id_range", False, False, f"/etc/subuid and /etc/subgid have no range for {user}", remedy)
     return None
 

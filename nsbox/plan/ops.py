@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 # The numbers are those of native/nsbox.h; tests/native compares them with what the compiled module says.
 KINDS = ("lower", "overlay", "bind", "tmpfs", "scratch", "proc", "dev", "mask", "dir", "file", "symlink")
-READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, OPTIONAL = 1, 2, 4, 8, 16, 32
+READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, DIRECTORY = 1, 2, 4, 8, 16, 32
 
 #: stands for the made-up part of the root, which is prepared on disk before the launch
 SKELETON = "\0skeleton"
@@ -36,7 +36,7 @@ class Op(NamedTuple):
             "scratch": f"scratch directory on {self.dst}",
             "proc": f"proc on {self.dst}",
             "dev": f"devices on {self.dst}",
-            "mask": f"{self.dst} {'read-only' if self.flags & READ_ONLY else 'masked'}",
+            "mask": f"/proc/{self.dst} {'read-only' if self.flags & READ_ONLY else 'masked'}",
             "dir": f"directory {self.dst}",
             "file": f"file {self.dst}",
             "symlink": f"link {self.dst} to {self.data}",

@@ -15,8 +15,14 @@ from pathlib import Path
 
 from nsbox.plan.compose import SkeletonSpec
 
-VERSION = 1
+VERSION = 2
 MAX_FILE = 4 << 20
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    **{name: f"/proc/self/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
+    "ptmx": "pts/ptmx",
+}
 
 # Files and folders of the host's /etc that belong to programs in /usr rather than to the host's administration.
 HOST_ETC = (
@@ -114,8 +120,18 @@ def _copy(source: str, target: str) -> None:
         os.chmod(target, 0o755 if status.st_mode & 0o001 else 0o644)
 
 
+def _make_dev(at: str) -> None:
+    """A /dev without nodes: an empty file for each, to bind the host's over, and the usual links."""
+    for name in ("pts", "shm"):
+        os.makedirs(os.path.join(at, name))
+    for name in DEVICES:
+        os.close(os.open(os.path.join(at, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    for name, target in DEVICE_LINKS.items():
+        os.symlink(target, os.path.join(at, name))
+
+
 def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str) -> None:
-    folders = [("tmp", 0o1777), ("var/tmp", 0o1777), ("run", 0o755), ("proc", 0o555), ("dev", 0o755), ("root", 0o700)]
+    folders = [("tmp", 0o1777), ("var/tmp", 0o1777), ("var/empty", 0o555), ("run", 0o755), ("proc", 0o555), ("root", 0o700)]
     if spec.base is None:
         folders += [(name, 0o755) for name in ("etc", "usr", "opt", "mnt", "srv", "home", "var/lib", "var/cache", "var/log")]
     folders += [(place.lstrip("/"), 0o755) for place in spec.places]
@@ -123,6 +139,7 @@ def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str
         path = os.path.join(at, name)
         os.makedirs(path, exist_ok=True)
         os.chmod(path, mode)
+    _make_dev(os.path.join(at, "dev"))
     for link, target in spec.links:
         os.symlink(target, os.path.join(at, link))
     if spec.base is None:
