@@ -9,17 +9,36 @@
 /* Descriptors with fixed places in the zygote. */
 enum { ZYGOTE_SOCKET = 3, ZYGOTE_EMBEDDER = 4 };
 
+/* A program and what it is given. */
+struct command {
+    char *base;              /* private mapping of the blob: we may write to it */
+    struct nsb_command *is;
+    int control;             /* SEQPACKET to the embedding process */
+    int input, output, error;
+    uint32_t n_join;
+    int join[NSB_MAX_JOIN];
+};
+
 /* One launch, as the zygote and then init see it. */
 struct launch {
-    struct nsb_plan *plan;   /* private mapping of the blob: init may write to it */
-    int control;             /* SEQPACKET to the embedding process */
+    struct nsb_plan *plan;
+    struct command command;
     int sync;                /* zygote -> init: maps are written, sources attached */
     int life;                /* at end-of-file the zygote is gone, and so must we be */
-    int input, output, error, cgroup;
+    int cgroup;
     int staging;             /* O_PATH of the directory that the scratch file system is stacked on */
     int scratch, root, dev, proc;
     uint32_t layer;          /* number of the next lower layer */
-    uint64_t stamps[16];
+    uint64_t stamps[20];
+};
+
+/* Who watches a command: init, or for a later command of a sandbox that stays a process of its own below init. */
+struct watcher {
+    struct command *command;
+    int is_init, life, signals, null;
+    int pass[2];             /* descriptors that go with NSB_MSG_STARTED, or -1 */
+    long payload;
+    const uint64_t *stamps;
 };
 
 /* The error law of the helper: a step answers 0 or a descriptor, or -errno; who knows the stage reports it, once. */
@@ -61,7 +80,16 @@ long drop_capabilities(const struct nsb_plan *plan);
 long load_filter(const struct nsb_plan *plan);
 void default_signals(void);
 
+/* command.c */
+int command_valid(const char *base, uint64_t size, const struct nsb_command *command);
+int take_descriptors(struct command *c, const int *fds, unsigned n);
+long watch_signals(struct watcher *w);
+void start_command(struct watcher *w);
+NORETURN void watch(struct watcher *w);
+
 /* init.c */
+NORETURN void die(struct launch *l, uint32_t stage, uint32_t op, long err);
+void close_others(const int *keep, unsigned n);
 NORETURN void init_main(struct launch *l);
 
 #endif

@@ -13,11 +13,11 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 1, NSB_MAX_SOURCES = 200, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 3, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
-    NSB_STAGE_REQUEST, NSB_STAGE_CLONE, NSB_STAGE_IDMAP, NSB_STAGE_SOURCE, NSB_STAGE_NETWORK, NSB_STAGE_HOSTNAME,
+    NSB_STAGE_REQUEST, NSB_STAGE_CLONE, NSB_STAGE_CGROUP, NSB_STAGE_IDMAP, NSB_STAGE_SOURCE, NSB_STAGE_NETWORK, NSB_STAGE_HOSTNAME,
     NSB_STAGE_IDENTITY, NSB_STAGE_SCRATCH, NSB_STAGE_MOUNT, NSB_STAGE_PIVOT, NSB_STAGE_LIMITS, NSB_STAGE_CAPABILITIES,
     NSB_STAGE_LANDLOCK, NSB_STAGE_SECCOMP, NSB_STAGE_EXEC, NSB_STAGE_RUN, NSB_N_STAGES
 };
@@ -46,14 +46,28 @@ enum nsb_plan_flags {
     NSB_HOST_SOURCES = 1,  /* privileged caller: the zygote opens the sources, init never sees a host path */
     NSB_SETGROUPS_DENY = 2,
     NSB_NETWORK = 4,       /* a network namespace of its own, with nothing but loopback */
-    NSB_CGROUP_FD = 8, NSB_STDIN = 16,
-    NSB_MAPS_BY_CALLER = 32, /* the embedding process has newuidmap write the maps, then says go on the control socket */
-    NSB_TTY = 64, NSB_SCRATCH_DIR = 128
+    NSB_CGROUP_FD = 8,     /* a descriptor for CLONE_INTO_CGROUP */
+    NSB_MAPS_BY_CALLER = 16, /* the embedding process has newuidmap write the maps, then says go on the control socket */
+    NSB_SCRATCH_DIR = 32,
+    NSB_PASS_ROOT = 64     /* with NSB_MSG_STARTED come two descriptors: the root, the scratch file system */
+};
+
+enum nsb_command_flags {
+    NSB_STDIN = 1,         /* a descriptor for standard input; else it is the sandbox's /dev/null */
+    NSB_TTY = 2,           /* a pseudo-terminal of the sandbox is the standard streams; its master comes with STARTED */
+    NSB_KEEP = 4           /* what the command leaves running lives on until the sandbox ends */
 };
 
 struct nsb_op { uint32_t kind, flags, src, dst, data, mode, uid, gid; uint64_t size, inodes; };
 struct nsb_rlimit { uint32_t resource, unused; uint64_t soft, hard; };
 struct nsb_rule { uint32_t path, unused; uint64_t access; };
+
+/* A program to start: the one of a launch, or a later one of a sandbox that stays (NSB_MSG_RUN), where it opens a blob
+ * of its own. argv, envp: strings one after the other; pointers: room for argc + envc + 2 pointers; path: PATH for argv[0];
+ * join: descriptors of cgroup v1 `tasks` files, last in the request. argc 0: nothing to start yet. */
+struct nsb_command {
+    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_join, unused;
+};
 
 struct nsb_plan {
     uint32_t magic, layout, size, flags;
@@ -62,12 +76,12 @@ struct nsb_plan {
     uint32_t setup_uid, setup_gid;           /* ids inside while the root is built */
     uint32_t uid, gid;                       /* ids inside of init and the payload from then on */
     uint32_t host_uid, host_gid;             /* the payload's ids as the host sees them */
-    uint32_t staging, hostname, cwd, path;   /* staging: an existing host directory to build on; path: PATH for argv[0] */
+    uint32_t staging, hostname;              /* staging: an existing host directory to build on */
     uint32_t ops, n_ops, rlimits, n_rlimits, rules, n_rules, filter, n_filter;
-    uint32_t argv, argc, envp, envc;         /* argv, envp: strings one after the other */
-    uint32_t pointers, scratch_dir;          /* pointers: room for argc + envc + 2 pointers */
+    uint32_t scratch_dir, unused;
     uint64_t scratch_size, scratch_inodes;
     uint64_t landlock_fs, landlock_scoped;   /* handled_access_fs, scoped; both 0: no ruleset */
+    struct nsb_command command;
 };
 
 enum nsb_msg_type {
@@ -77,16 +91,17 @@ enum nsb_msg_type {
     NSB_MSG_EXEC_FAILED,  /* init: err */
     NSB_MSG_EXITED,       /* init: the payload's wait status and usage */
     NSB_MSG_ENDED,        /* init: nothing else is left inside; usage of everything */
-    NSB_MSG_KILL = 64,    /* host: kill every process inside, then report */
-    NSB_MSG_SIGNAL,       /* host: err is a signal for the payload's process group */
-    NSB_MSG_GO            /* host: the maps are written */
+    NSB_MSG_KILL = 64,    /* host: kill every process of this sandbox, or of this command, then report */
+    NSB_MSG_SIGNAL,       /* host: err is a signal for the payload */
+    NSB_MSG_GO,           /* host: the maps are written */
+    NSB_MSG_RUN           /* host: start another program; err is the size of the blob, which comes first of the descriptors */
 };
 
 struct nsb_msg {
     uint32_t type, stage, op;
     int32_t err, status, pid;
     int64_t utime_us, stime_us, maxrss_kb, inblock, oublock;
-    uint64_t stamps[16];  /* CLOCK_MONOTONIC nanoseconds at the end of each stage, 0 where it did not happen */
+    uint64_t stamps[20];  /* CLOCK_MONOTONIC nanoseconds at the end of each stage, 0 where it did not happen */
 };
 
 struct nsb_request { uint32_t magic, layout, size, n_fds; };

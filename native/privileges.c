@@ -16,12 +16,18 @@ long become(uint32_t uid, uint32_t gid, int may_setgroups)
     return ret == 0 ? NSB_CALL(__NR_setresuid, uid, uid, uid) : ret;
 }
 
+/* A hard limit that the caller already has cannot be raised here, whoever the caller is: CAP_SYS_RESOURCE counts only in
+ * the first user namespace (getrlimit(2)). The lower of the two holds. */
 long set_limits(const struct nsb_plan *plan)
 {
     const struct nsb_rlimit *limits = plan_at((struct nsb_plan *)plan, plan->rlimits);
     for (uint32_t i = 0; i < plan->n_rlimits; i++) {
-        uint64_t value[2] = {limits[i].soft, limits[i].hard};
-        long ret = NSB_CALL(__NR_prlimit64, 0, limits[i].resource, value, 0);
+        uint64_t value[2];
+        long ret = NSB_CALL(__NR_prlimit64, 0, limits[i].resource, 0, value);
+        value[0] = limits[i].soft < value[1] ? limits[i].soft : value[1];
+        value[1] = limits[i].hard < value[1] ? limits[i].hard : value[1];
+        if (ret == 0)
+            ret = NSB_CALL(__NR_prlimit64, 0, limits[i].resource, value, 0);
         if (ret < 0)
             return ret;
     }

@@ -144,28 +144,57 @@ int nsb_zygote_start(int *pid)
     return ours;
 }
 
-static int send_request(int zygote, size_t size, const int *fds, unsigned n)
+enum { MAX_FDS = 16 };
+
+/* One packet with descriptors beside it. */
+static int send_with(int sock, const void *data, size_t size, const int *fds, unsigned n)
 {
-    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n};
-    union { struct cmsghdr head; char space[CMSG_SPACE(8 * sizeof(int))]; } control;
-    struct iovec iov = {&request, sizeof request};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(n * sizeof(int))};
-    memset(&control, 0, sizeof control);
-    control.head.cmsg_level = SOL_SOCKET;
-    control.head.cmsg_type = SCM_RIGHTS;
-    control.head.cmsg_len = CMSG_LEN(n * sizeof(int));
-    memcpy(CMSG_DATA(&control.head), fds, n * sizeof(int));
+    union { struct cmsghdr head; char space[CMSG_SPACE(MAX_FDS * sizeof(int))]; } control;
+    struct iovec iov = {(void *)data, size};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (n > MAX_FDS)
+        return -E2BIG;
+    if (n) {
+        memset(&control, 0, sizeof control);
+        control.head.cmsg_level = SOL_SOCKET;
+        control.head.cmsg_type = SCM_RIGHTS;
+        control.head.cmsg_len = CMSG_LEN(n * sizeof(int));
+        memcpy(CMSG_DATA(&control.head), fds, n * sizeof(int));
+        msg.msg_control = &control;
+        msg.msg_controllen = CMSG_SPACE(n * sizeof(int));
+    }
     ssize_t ret;
     do
-        ret = sendmsg(zygote, &msg, MSG_NOSIGNAL);
+        ret = sendmsg(sock, &msg, MSG_NOSIGNAL);
     while (ret < 0 && errno == EINTR);
     return ret < 0 ? -errno : 0;
 }
 
-/* One packet of a sandbox, and the descriptor beside it, if any. -EPIPE is end-of-file: nobody is there any more. */
-static int receive(int control, struct nsb_msg *out, int *fd)
+/* Keeps up to room of the descriptors of a packet, closes the rest; answers how many are kept. */
+static unsigned take_fds(struct msghdr *msg, int *fds, unsigned room)
 {
-    union { struct cmsghdr head; char space[CMSG_SPACE(sizeof(int))]; } buffer;
+    unsigned kept = 0;
+    for (struct cmsghdr *head = CMSG_FIRSTHDR(msg); head; head = CMSG_NXTHDR(msg, head)) {
+        if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(head) + i * sizeof fd, sizeof fd);
+            if (kept < room)
+                fds[kept++] = fd;
+            else
+                close(fd);
+        }
+    }
+    return kept;
+}
+
+/* One packet of a sandbox; answers the number of descriptors that came beside it. -EPIPE is end-of-file: nobody is there
+ * any more. What comes may come from a hostile process: anything but exactly one message is -EPROTO. */
+static int receive(int control, struct nsb_msg *out, int *fds, unsigned room)
+{
+    union { struct cmsghdr head; char space[CMSG_SPACE(MAX_FDS * sizeof(int))]; } buffer;
     struct iovec iov = {out, sizeof *out};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &buffer, .msg_controllen = sizeof buffer};
     ssize_t ret;
@@ -174,54 +203,43 @@ static int receive(int control, struct nsb_msg *out, int *fd)
     while (ret < 0 && errno == EINTR);
     if (ret < 0)
         return errno == ECONNRESET ? -EPIPE : -errno;
-    struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
-    int got = -1;
-    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int)))
-        memcpy(&got, CMSG_DATA(head), sizeof got);
-    if (fd)
-        *fd = got;
-    else if (got >= 0)
-        close(got);
-    if (ret == 0)
-        return -EPIPE;
-    return (size_t)ret == sizeof *out && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? 0 : -EPROTO;
+    unsigned kept = take_fds(&msg, fds, room);
+    if ((size_t)ret == sizeof *out && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+        return (int)kept;
+    while (kept)
+        close(fds[--kept]);
+    return ret == 0 ? -EPIPE : -EPROTO;
 }
 
 /* Asks the zygote for a sandbox; answers the socket to its init, with answer of type NSB_MSG_CLONED and a pidfd, or
  * NSB_MSG_FAILED. A negative answer means that the zygote itself could not be asked. */
-int nsb_launch(int zygote, const void *blob, size_t size, int output, int error, int input, int cgroup,
-               struct nsb_msg *answer, int *pidfd)
+int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
+               int *pidfd)
 {
-    int pair[2], fds[6];
-    unsigned n = 0;
+    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2};
+    int pair[2], all[MAX_FDS];
     *pidfd = -1;
+    if (n_fds + 2 > MAX_FDS)
+        return -E2BIG;
     OWNED_FD memory = sealed_memory("nsbox-plan", blob, size, 0);
     if (memory < 0)
         return memory;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         return -errno;
-    int ret;
-    {
-        OWNED_FD theirs = pair[1];
-        fds[n++] = memory;
-        fds[n++] = theirs;
-        fds[n++] = output;
-        fds[n++] = error;
-        if (input >= 0)
-            fds[n++] = input;
-        if (cgroup >= 0)
-            fds[n++] = cgroup;
-        ret = send_request(zygote, size, fds, n);
-    }
+    all[0] = memory;
+    all[1] = pair[1];
+    memcpy(all + 2, fds, n_fds * sizeof *fds);
+    int ret = send_with(zygote, &request, sizeof request, all, n_fds + 2);
+    close(pair[1]);
     if (ret == 0)
-        ret = receive(pair[0], answer, pidfd);
-    if (ret == 0)
+        ret = receive(pair[0], answer, pidfd, 1);
+    if (ret >= 0)
         return pair[0];
     close(pair[0]);
     return ret;
 }
 
-int nsb_receive(int control, struct nsb_msg *msg) { return receive(control, msg, NULL); }
+int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room) { return receive(control, msg, fds, room); }
 
 /* write(2) that answers -EPIPE without SIGPIPE, whatever the caller does with that signal: it is blocked for this thread
  * and, if the write raised it, taken off again. */

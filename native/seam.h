@@ -12,9 +12,9 @@
 uint32_t nsb_layout(void);
 int nsb_landlock_abi(void);
 int nsb_zygote_start(int *pid);
-int nsb_launch(int zygote, const void *blob, size_t size, int output, int error, int input, int cgroup,
-               struct nsb_msg *answer, int *pidfd);
-int nsb_receive(int control, struct nsb_msg *msg);
+int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
+               int *pidfd);
+int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room);
 long nsb_write(int fd, const void *data, size_t size);
 int nsb_tell(int control, uint32_t type, int value);
 /* cdef:end */

@@ -59,15 +59,6 @@ static int array_valid(const struct nsb_plan *plan, uint32_t offset, uint64_t co
                           offset <= plan->size - count * each);
 }
 
-/* argv and envp are strings one after the other: all of them must end before the blob does. */
-static int strings_valid(const struct nsb_plan *plan, uint32_t offset, uint32_t count)
-{
-    const char *s = plan_string(plan, offset), *end = (const char *)plan + plan->size;
-    while (count-- && s < end)
-        s += str_len(s) + 1;
-    return count == UINT32_MAX && s <= end;
-}
-
 int plan_valid(const struct nsb_plan *plan, uint64_t size)
 {
     if (size < sizeof *plan + 8 || plan->magic != NSB_MAGIC || plan->layout != NSB_LAYOUT || plan->size != size ||
@@ -77,8 +68,7 @@ int plan_valid(const struct nsb_plan *plan, uint64_t size)
            array_valid(plan, plan->rlimits, plan->n_rlimits, sizeof(struct nsb_rlimit)) &&
            array_valid(plan, plan->rules, plan->n_rules, sizeof(struct nsb_rule)) &&
            array_valid(plan, plan->filter, plan->n_filter, 8) && plan->n_filter <= 4096 && plan->n_filter > 0 &&
-           array_valid(plan, plan->pointers, (uint64_t)plan->argc + plan->envc + 2, sizeof(char *)) && plan->argc > 0 &&
-           strings_valid(plan, plan->argv, plan->argc) && strings_valid(plan, plan->envp, plan->envc);
+           command_valid((const char *)plan, size, &plan->command);
 }
 
 enum { MAX_FDS = 250, SOL_SOCKET_LEVEL = 1, SCM_RIGHTS_TYPE = 1, MSG_NOSIGNAL_FLAG = 0x4000, MSG_CMSG_CLOEXEC_FLAG = 0x40000000, MSG_TRUNC_FLAG = 0x20, MSG_CTRUNC_FLAG = 8 };

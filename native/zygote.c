@@ -67,18 +67,17 @@ static void single_map(char *out, uint32_t inside, uint32_t outside)
     memcpy(out, " 1", 3);
 }
 
-/* A user namespace that maps one owner's files to the payload, for nothing but MOUNT_ATTR_IDMAP: its only process is
- * killed as soon as the namespace is held by a descriptor. */
-static int owner_namespace(const struct nsb_plan *plan, const struct nsb_op *op)
+/* User namespaces for MOUNT_ATTR_IDMAP: that of the sandbox itself, and one in which the owner of a source appears as
+ * the payload. The last of the second kind is kept for the next source, which mostly has the same owner. */
+struct idmaps { int range, owner; uint32_t uid, gid; };
+
+/* The namespace's only process is killed as soon as a descriptor holds the namespace. */
+static int owner_namespace(const struct nsb_plan *plan, uint32_t uid, uint32_t gid)
 {
     char uid_map[32], gid_map[32];
-    struct statx st;
     struct clone_args args = {.flags = CLONE_NEWUSER, .exit_signal = CHLD};
-    long ret = NSB_CALL(__NR_statx, AT_FDCWD, plan_string(plan, op->src), AT_SYMLINK_NOFOLLOW, STATX_UID | STATX_GID, &st);
-    if (ret < 0)
-        return (int)ret;
-    single_map(uid_map, st.stx_uid, plan->host_uid);
-    single_map(gid_map, st.stx_gid, plan->host_gid);
+    single_map(uid_map, uid, plan->host_uid);
+    single_map(gid_map, gid, plan->host_gid);
     long pid = NSB_CALL(__NR_clone3, &args, sizeof args);
     if (pid == 0)
         for (;;)
@@ -94,29 +93,55 @@ static int owner_namespace(const struct nsb_plan *plan, const struct nsb_op *op)
     return ns;
 }
 
-/* Sources of a privileged caller, opened with its own rights. Answers their number, or -errno with why->op set. */
+static int idmap_for(struct idmaps *maps, const struct nsb_plan *plan, const struct nsb_op *op)
+{
+    struct statx st;
+    if (op->flags & NSB_IDMAP_RANGE)
+        return maps->range;
+    if (!(op->flags & NSB_IDMAP_OWNER))
+        return -1;
+    long ret = NSB_CALL(__NR_statx, AT_FDCWD, plan_string(plan, op->src), AT_SYMLINK_NOFOLLOW, STATX_UID | STATX_GID, &st);
+    if (ret < 0)
+        return (int)ret;
+    if (maps->owner < 0 || maps->uid != st.stx_uid || maps->gid != st.stx_gid) {
+        nsb_close_fd(&maps->owner);
+        *maps = (struct idmaps){maps->range, owner_namespace(plan, st.stx_uid, st.stx_gid), st.stx_uid, st.stx_gid};
+    }
+    return maps->owner;
+}
+
+/* One source of a privileged caller, opened with its own rights. What is only read may fall back to no id map where the
+ * file system knows none (mount_setattr(2): EINVAL): then it shows the owner as nobody. */
+static int host_source(struct idmaps *maps, const struct nsb_plan *plan, const struct nsb_op *op)
+{
+    int userns = idmap_for(maps, plan, op);
+    if (userns < -1)
+        return userns;
+    int fd = open_source(plan, op, userns);
+    if (fd == -EINVAL && op->kind == NSB_OP_BIND && op->flags & NSB_RO && op->flags & NSB_IDMAP_OWNER)
+        fd = open_source(plan, op, -1);
+    return fd;
+}
+
+/* Answers the number of sources, or -errno with why->op set. */
 static int open_sources(const struct nsb_plan *plan, int process, int *fds, struct failure *why)
 {
     const struct nsb_op *ops = plan_at((struct nsb_plan *)plan, plan->ops);
     OWNED_FD range = (int)NSB_CALL(__NR_openat, process, "ns/user", O_RDONLY | O_CLOEXEC);
-    int n = 0;
-    for (uint32_t i = 0; i < plan->n_ops; i++) {
+    struct idmaps maps = {.range = range, .owner = -1};
+    int n = 0, ret = range < 0 ? range : 0;
+    for (uint32_t i = 0; ret >= 0 && i < plan->n_ops; i++) {
         if (!op_has_source(&ops[i]))
             continue;
         why->op = i;
-        OWNED_FD owner = ops[i].flags & NSB_IDMAP_OWNER ? owner_namespace(plan, &ops[i]) : -1;
-        if (ops[i].flags & NSB_IDMAP_OWNER && owner < 0)
-            return owner;
-        fds[n] = n < NSB_MAX_SOURCES ? open_source(plan, &ops[i], ops[i].flags & NSB_IDMAP_RANGE ? range : owner) : -E2BIG;
-        if (fds[n] < 0) {
-            why->err = fds[n];
-            while (n--)
-                nsb_close(fds[n]);
-            return why->err;
-        }
-        n++;
+        ret = n < NSB_MAX_SOURCES ? host_source(&maps, plan, &ops[i]) : -E2BIG;
+        if (ret >= 0)
+            fds[n++] = ret;
     }
-    return n;
+    nsb_close_fd(&maps.owner);
+    while (ret < 0 && n)
+        nsb_close(fds[--n]);
+    return ret < 0 ? ret : n;
 }
 
 /* What the zygote owes a child that waits for it: maps, sources, and the packet that says both are there. */
@@ -142,19 +167,6 @@ static int equip(const struct nsb_plan *plan, long pid, int sync, struct failure
     return ret < 0 ? ret : 0;
 }
 
-static int take_descriptors(struct launch *l, const int *fds, unsigned n)
-{
-    const uint32_t flags = l->plan->flags;
-    unsigned at = 2, want = 4u + !!(flags & NSB_STDIN) + !!(flags & NSB_CGROUP_FD);
-    if (n != want)
-        return -EBADF;
-    l->output = fds[at++];
-    l->error = fds[at++];
-    l->input = flags & NSB_STDIN ? fds[at++] : -1;
-    l->cgroup = flags & NSB_CGROUP_FD ? fds[at++] : -1;
-    return 0;
-}
-
 static void launch(struct zygote *z, struct launch *l)
 {
     struct failure why = {.stage = NSB_STAGE_CLONE, .op = UINT32_MAX};
@@ -167,7 +179,7 @@ static void launch(struct zygote *z, struct launch *l)
     }
     why.err = (int)NSB_CALL(__NR_socketpair, AF_UNIX_FAMILY, SEQPACKET_CLOEXEC, 0, pair);
     if (why.err < 0)
-        return report(l->control, NSB_MSG_FAILED, &why, 0);
+        return report(l->command.control, NSB_MSG_FAILED, &why, 0);
     OWNED_FD ours = pair[0];
     l->sync = pair[1];
     long pid = NSB_CALL(__NR_clone3, &args, sizeof args);
@@ -187,26 +199,40 @@ static void launch(struct zygote *z, struct launch *l)
         /* init, if there is one, waits on the other end of ours and ends with it. */
         if (pid > 0)
             NSB_CALL(__NR_kill, pid, KILL);
-        return report(l->control, NSB_MSG_FAILED, &why, 0);
+        return report(l->command.control, NSB_MSG_FAILED, &why, 0);
     }
     struct nsb_msg cloned = {.type = NSB_MSG_CLONED, .pid = (int)pid};
-    send_packet(l->control, &cloned, sizeof cloned, &pidfd, 1);
+    send_packet(l->command.control, &cloned, sizeof cloned, &pidfd, 1);
+}
+
+/* fds: the blob, then what take_descriptors() expects, then the cgroup for CLONE_INTO_CGROUP. */
+static int receive_launch(struct launch *l, const int *fds, unsigned n, uint32_t size)
+{
+    if (!plan_valid(l->plan, size))
+        return -EPROTO;
+    l->command.base = (char *)l->plan;
+    l->command.is = &l->plan->command;
+    if (l->plan->flags & NSB_CGROUP_FD)
+        l->cgroup = fds[--n];
+    return n > 1 ? take_descriptors(&l->command, fds + 1, n - 1) : -EPROTO;
 }
 
 static void serve(struct zygote *z, const struct nsb_request *request, const int *fds, unsigned n)
 {
     struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
-    struct launch l = {.control = n > 1 ? fds[1] : -1, .staging = -1, .scratch = -1, .root = -1, .dev = -1, .proc = -1};
+    struct launch l = {.cgroup = -1, .staging = -1, .scratch = -1, .root = -1, .dev = -1, .proc = -1};
+    int control = n > 1 ? fds[1] : -1;
     if (request->magic != NSB_MAGIC || request->layout != NSB_LAYOUT || request->size > NSB_MAX_BLOB || n < 2)
-        return report(l.control, NSB_MSG_FAILED, &why, 0);
+        return report(control, NSB_MSG_FAILED, &why, 0);
     long at = NSB_CALL(__NR_mmap, 0, request->size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
     if (at < 0 && at > -4096) {
         why.err = (int)at;
-        return report(l.control, NSB_MSG_FAILED, &why, 0);
+        return report(control, NSB_MSG_FAILED, &why, 0);
     }
     l.plan = (struct nsb_plan *)at;
-    if (!plan_valid(l.plan, request->size) || take_descriptors(&l, fds, n) < 0)
-        report(l.control, NSB_MSG_FAILED, &why, 0);
+    why.err = receive_launch(&l, fds, n, request->size);
+    if (why.err < 0)
+        report(control, NSB_MSG_FAILED, &why, 0);
     else
         launch(z, &l);
     NSB_CALL(__NR_munmap, at, request->size);
@@ -214,8 +240,8 @@ static void serve(struct zygote *z, const struct nsb_request *request, const int
 
 static long next_request(struct zygote *z)
 {
-    int fds[8];
-    unsigned n = 8;
+    int fds[6 + NSB_MAX_JOIN];
+    unsigned n = 6 + NSB_MAX_JOIN;
     struct nsb_request request = {0};
     long ret = recv_packet(ZYGOTE_SOCKET, &request, sizeof request, fds, &n);
     if (ret > 0)

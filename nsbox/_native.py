@@ -1,5 +1,6 @@
 """The only importer of the compiled module: version handshake, the zygote of this process, calls with their errors."""
 
+import contextlib
 import os
 import threading
 from typing import Any
@@ -43,6 +44,10 @@ class Zygote:
     def close(self) -> None:
         """End it, and with it every sandbox that it started."""
         os.close(self.socket)
+        if self.owner[0] == os.getpid():
+            # It is our child. A host that reaps every child, or ignores SIGCHLD, has perhaps done so already.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
 
 
 _zygote: Zygote | None = None
@@ -51,7 +56,7 @@ _lock = threading.Lock()
 
 def _after_fork() -> None:
     """A forked child leaves its parent's zygote alone and starts its own when it needs one."""
-    global _zygote, _lock  # noqa: PLW0603
+    global _zygote, _lock
     if _zygote is not None:
         os.close(_zygote.socket)
     _zygote, _lock = None, threading.Lock()
@@ -60,15 +65,19 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def zygote(*, fresh: bool = False) -> Zygote:
+def zygote(dead: Zygote | None = None) -> Zygote:
     """The zygote of this process, started on demand. A forked child, or one that changed its ids, gets its own.
 
-    ``fresh`` replaces one that was found dead.
+    ``dead`` is one that was found not to answer: it is replaced, unless another thread has done so meanwhile.
     """
-    global _zygote  # noqa: PLW0603 - one per process is the point
+    global _zygote
     with _lock:
         owner = (os.getpid(), os.geteuid(), os.getegid())
-        if _zygote is None or fresh or _zygote.owner != owner:
+        if _zygote is not None and _zygote is dead:
+            _zygote.close()
+            _zygote = None
+        if _zygote is None or _zygote.owner != owner:
+            # Sandboxes of a former identity go on: the zygote of that identity ends with this process.
             _zygote = Zygote()
         return _zygote
 

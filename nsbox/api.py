@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nsbox.errors import CommandError
+from nsbox.errors import CommandError, SpecError
 from nsbox.launch import launch, prepare
 from nsbox.report import Result
 from nsbox.spec import Spec
@@ -18,6 +18,7 @@ def run(
     argv: Sequence[Argument],
     spec: Spec | None = None,
     *,
+    profile: str | os.PathLike[str] | None = None,
     stdin: bytes | str | None = None,
     env: Mapping[str, str] | None = None,
     on_stdout: Callable[[bytes], object] | None = None,
@@ -27,13 +28,18 @@ def run(
     """Run one command in one fresh sandbox and throw the sandbox away.
 
     ``argv`` is a list, never shell text. ``stdin`` is what the command reads (nothing when None). ``options`` are those
-    of ``Spec``; given with ``spec`` they change a copy of it. A callback gets a stream as it comes, and that stream is
-    then not kept. Raises SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step
+    of ``Spec``; given with ``spec`` they change a copy of it, given with ``profile`` they win over it. A callback gets
+    a stream as it comes, and that stream is then not kept. Raises SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step
     that failed, CommandError when the command cannot be executed; how the command itself ended is in the Result.
     """
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}
-    spec = spec.replace(**options) if spec else Spec.from_dict(options)
+    if profile is not None:
+        if spec is not None:
+            raise SpecError("profile: a spec is given as well; make that one with Spec.from_profile")
+        spec = Spec.from_profile(profile, **options)
+    else:
+        spec = spec.replace(**options) if spec else Spec.from_dict(options)
     prepared = prepare(spec)
     limits = spec.limits
     data = stdin.encode() if isinstance(stdin, str) else stdin

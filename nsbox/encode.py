@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsbox._native import ffi, lib
 from nsbox.errors import SpecError
@@ -96,7 +96,9 @@ def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "
 
 def _arguments(argv: Sequence[str | bytes | os.PathLike[str]]) -> list[str]:
     if isinstance(argv, str | bytes) or not argv:
-        raise SpecError("command: wants a list of arguments with at least the program; for shell text use ['sh', '-c', TEXT]")
+        raise SpecError(
+            "command: wants a list of arguments with at least the program; for shell text use ['sh', '-c', TEXT]"
+        )
     out = []
     for number, item in enumerate(argv):
         if not isinstance(item, str | bytes | os.PathLike):
@@ -105,45 +107,74 @@ def _arguments(argv: Sequence[str | bytes | os.PathLike[str]]) -> list[str]:
         if "\0" in text:
             raise SpecError(f"command: argument {number} contains a NUL byte, which no program can be given")
         if len(os.fsencode(text)) > MAX_ARGUMENT:
-            raise SpecError(f"command: argument {number} is longer than {MAX_ARGUMENT} bytes; pass it through a file or stdin")
+            raise SpecError(
+                f"command: argument {number} is longer than {MAX_ARGUMENT} bytes; pass it through a file or stdin"
+            )
         out.append(text)
     if not out[0]:
         raise SpecError("command: the program's name is empty")
     return out
 
 
-def launch_blob(
-    compiled: Compiled,
-    argv: Sequence[str | bytes | os.PathLike[str]],
-    env: Mapping[str, str],
-    cwd: str,
-    ids: Ids,
-    *,
-    stdin: bool,
-    cgroup: bool = False,
-) -> bytes:
-    """The whole buffer for one launch. Raises SpecError for arguments that no program can be given."""
-    arguments = _arguments(argv)
+class Command(NamedTuple):
+    """A program to start inside, checked: nothing in it can be refused later for its form."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    flags: int = 0
+    n_join: int = 0
+
+
+def command(
+    argv: Sequence[str | bytes | os.PathLike[str]], env: Mapping[str, str], cwd: str, flags: int = 0, n_join: int = 0
+) -> Command:
+    """Raises SpecError for arguments that no program can be given."""
+    return Command(tuple(_arguments(argv)), env, cwd, flags, n_join)
+
+
+def _write_command(out: Any, writer: Writer, what: Command | None) -> None:
+    """Fill a struct nsb_command, all but its size."""
+    argv, env = (what.argv, what.env) if what else ((), {})
+    variables = [f"{key}={value}" for key, value in env.items()]
+    out.magic = lib.NSB_MAGIC
+    out.argv, out.argc = (writer.strings(argv) if argv else 0), len(argv)
+    out.envp, out.envc = (writer.strings(variables) if variables else 0), len(variables)
+    if what:
+        out.cwd, out.path = writer.string(what.cwd), writer.string(env.get("PATH", DEFAULT_PATH))
+        out.flags, out.n_join = what.flags, what.n_join
+    out.pointers = writer.array(bytes(8 * (len(argv) + len(variables) + 2)))
+    writer.body += bytes(8)
+
+
+def _finish(header: Any, size: int) -> bytes:
+    if size > lib.NSB_MAX_BLOB:
+        raise SpecError(f"command: arguments and environment are {size} bytes in all; pass data through files or stdin")
+    return bytes(ffi.buffer(header))
+
+
+def launch_blob(compiled: Compiled, what: Command | None, ids: Ids, flags: int = 0) -> bytes:
+    """The whole buffer for one launch; ``what`` is None for a sandbox that waits for its first command."""
     writer = Writer(len(compiled.header) + len(compiled.body))
     header = ffi.new("struct nsb_plan *")
     ffi.buffer(header)[:] = compiled.header
     header.uid_map, header.gid_map = writer.string(ids.uid_map), writer.string(ids.gid_map)
     header.setup_uid, header.setup_gid, header.uid, header.gid = ids.setup_uid, ids.setup_gid, ids.uid, ids.gid
     header.host_uid, header.host_gid = ids.host_uid, ids.host_gid
-    header.cwd = writer.string(cwd)
-    header.path = writer.string(env.get("PATH", DEFAULT_PATH))
-    variables = [f"{key}={value}" for key, value in env.items()]
-    header.argv, header.argc = writer.strings(arguments), len(arguments)
-    header.envp, header.envc = writer.strings(variables) if variables else 0, len(variables)
-    header.pointers = writer.array(bytes(8 * (len(arguments) + len(variables) + 2)))
-    writer.body += bytes(8)
     header.flags |= (
         (lib.NSB_SETGROUPS_DENY if ids.deny_setgroups else 0)
         | (lib.NSB_MAPS_BY_CALLER if ids.maps_by_caller else 0)
-        | (lib.NSB_STDIN if stdin else 0)
-        | (lib.NSB_CGROUP_FD if cgroup else 0)
+        | flags
     )
-    header.size = len(compiled.header) + len(compiled.body) + len(writer.body)
-    if header.size > lib.NSB_MAX_BLOB:
-        raise SpecError(f"command: arguments and environment are {header.size} bytes in all; pass data through files or stdin")
-    return bytes(ffi.buffer(header)) + compiled.body + bytes(writer.body)
+    _write_command(header.command, writer, what)
+    header.size = header.command.size = writer.start + len(writer.body)
+    return _finish(header, header.size) + compiled.body + bytes(writer.body)
+
+
+def command_blob(what: Command) -> bytes:
+    """The buffer for NSB_MSG_RUN."""
+    header = ffi.new("struct nsb_command *")
+    writer = Writer(ffi.sizeof("struct nsb_command"))
+    _write_command(header, writer, what)
+    header.size = writer.start + len(writer.body)
+    return _finish(header, header.size) + bytes(writer.body)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nsbox import _native, probe
 from nsbox._native import ffi, lib
-from nsbox.encode import Compiled, Ids, compile_plan, launch_blob
+from nsbox.encode import Compiled, Ids, command, compile_plan, launch_blob
 from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SetupError, SpecError
 from nsbox.plan.compose import Plan, make_plan
 from nsbox.plan.filter import cached_filter
@@ -44,6 +44,7 @@ class Handle:
         self.prepared = prepared
         self.started_at = started_at  #: time.monotonic() when the launch was asked for
         self.control = self.pidfd = self.stdout = self.stderr = self.stdin = -1
+        self.root_fd = self.scratch_fd = -1  #: see NSB_PASS_ROOT
         self.pid = 0
         self.cloned_at = 0.0
         self._range: int | None = None
@@ -60,7 +61,7 @@ class Handle:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close_stream(self, name: str) -> None:
-        """Close one of ``stdin``, ``stdout``, ``stderr``."""
+        """Close one of the descriptors, by name."""
         fd = getattr(self, name)
         setattr(self, name, -1)
         if fd >= 0:
@@ -69,7 +70,7 @@ class Handle:
     def close(self) -> None:
         """End the sandbox if it still runs and give everything back. Idempotent."""
         self.kill()
-        for name in ("stdin", "stdout", "stderr", "control", "pidfd"):
+        for name in ("stdin", "stdout", "stderr", "control", "pidfd", "root_fd", "scratch_fd"):
             self.close_stream(name)
         if self._range is not None and self._ranges is not None:
             self._ranges.give_back(self._range)
@@ -81,7 +82,7 @@ _ranges_lock = threading.Lock()
 
 
 def _id_ranges(state: str) -> IdRanges:
-    global _ranges  # noqa: PLW0603 - one per process
+    global _ranges
     with _ranges_lock:
         if _ranges is None or _ranges[0] != os.getpid():
             # A forked child shares the open file description, and with it its parent's locks: leave that one alone.
@@ -94,7 +95,9 @@ def _check_sources(plan: Plan) -> None:
         try:
             os.stat(path)
         except OSError as error:
-            raise SpecError(f"{option}: {path!r}: {error.strerror}; name a path that exists and that you may read") from None
+            raise SpecError(
+                f"{option}: {path!r}: {error.strerror}; name a path that exists and that you may read"
+            ) from None
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,7 +161,9 @@ def failure(prepared: Prepared, message: object) -> NsboxError:
     target = plan.ops[op].describe() if op != _NO_OP and op < len(plan.ops) else ""
     remedy = _remedy(stage, err, prepared)
     if stage == "exec":
-        return SetupError("the working directory", err, target=plan.cwd, remedy="use --cwd with a directory that exists inside")
+        return SetupError(
+            "the working directory", err, target=plan.cwd, remedy="use --cwd with a directory that exists inside"
+        )
     if stage == "clone" and err in (_errno.EPERM, _errno.ENOSYS):
         return SandboxUnavailable(f"namespaces cannot be made here: {os.strerror(err)}", remedy=remedy, errno=err)
     return SetupError(stage, err, target=target, remedy=remedy)
@@ -193,26 +198,30 @@ def launch(
             handle._ranges = _id_ranges(prepared.host.state)
             handle._range = handle._ranges.take()
         ids = _ids(prepared, handle._range)
-        blob = launch_blob(prepared.compiled, argv, env or plan.env, cwd or plan.cwd, ids, stdin=stdin)
+        what = command(argv, plan.env if env is None else env, cwd or plan.cwd, lib.NSB_STDIN if stdin else 0)
+        blob = launch_blob(prepared.compiled, what, ids)
         host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         handle.stdout, out = _pipe(owned, to_inside=False, host_ids=host_ids)
         handle.stderr, err = _pipe(owned, to_inside=False, host_ids=host_ids)
         source = -1
         if stdin:
             handle.stdin, source = _pipe(owned, to_inside=True, host_ids=host_ids)
-        _ask(handle, blob, out, err, source)
+        _ask(handle, blob, [out, err, source] if stdin else [out, err])
         undo.pop_all()
     return handle
 
 
-def _ask(handle: Handle, blob: bytes, out: int, err: int, source: int) -> None:
+def _ask(handle: Handle, blob: bytes, fds: Sequence[int]) -> None:
     answer, pidfd = ffi.new("struct nsb_msg *"), ffi.new("int *")
-    ret = lib.nsb_launch(_native.zygote().socket, blob, len(blob), out, err, source, -1, answer, pidfd)
+    zygote = _native.zygote()
+    ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, pidfd)
     if ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF):
         # The zygote is gone (killed by somebody): start another and ask once more.
-        ret = lib.nsb_launch(_native.zygote(fresh=True).socket, blob, len(blob), out, err, source, -1, answer, pidfd)
+        ret = lib.nsb_launch(_native.zygote(dead=zygote).socket, blob, len(blob), fds, len(fds), answer, pidfd)
     if ret < 0:
-        raise HostError(f"the helper process cannot be asked: {os.strerror(-ret)}", remedy="run: nsbox doctor", errno=-ret)
+        raise HostError(
+            f"the helper process cannot be asked: {os.strerror(-ret)}", remedy="run: nsbox doctor", errno=-ret
+        )
     handle.control = ret
     if answer.type != lib.NSB_MSG_CLONED:
         raise failure(handle.prepared, answer)

@@ -78,7 +78,7 @@ def state_directory() -> str:
     elif os.path.isabs(runtime) and os.access(runtime, os.W_OK):
         path = os.path.join(runtime, "nsbox")
     else:
-        path = f"/tmp/nsbox-{uid}"  # noqa: S108 - ownership and mode are checked below
+        path = f"/tmp/nsbox-{uid}"
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

@@ -107,7 +107,12 @@ def _timing(run: Run) -> dict[str, float]:
     started = run.stamps.get("exec", 0) / 1e9 or run.handle.cloned_at
     ended = run.stamps.get("run", 0) / 1e9 or run.ended_at or now
     began = run.handle.started_at
-    parts = {"setup_ms": started - began, "run_ms": ended - started, "teardown_ms": now - ended, "total_ms": now - began}
+    parts = {
+        "setup_ms": started - began,
+        "run_ms": ended - started,
+        "teardown_ms": now - ended,
+        "total_ms": now - began,
+    }
     return {name: round(max(0.0, value) * 1000, 3) for name, value in parts.items()}
 
 

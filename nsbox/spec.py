@@ -56,6 +56,10 @@ def split_pair(name: str, text: str) -> tuple[str, str | None]:
     return parts[0], parts[1] if separators else None
 
 
+def _escaped(path: str) -> str:
+    return path.replace("\\", "\\\\").replace(":", "\\:")
+
+
 @dataclass(frozen=True, slots=True)
 class Bind:
     """A host path shown inside at ``target`` (None: at its own absolute path)."""
@@ -207,7 +211,9 @@ class Spec:
         if not isinstance(self.uid, int) or not 0 <= self.uid < 65534:
             raise SpecError(f"uid: must be a number from 0 to 65533, not {self.uid!r}")
         if not isinstance(self.hostname, str) or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})", self.hostname):
-            raise SpecError(f"hostname: {self.hostname!r} is not a host name of at most 63 letters, digits, '.' and '-'")
+            raise SpecError(
+                f"hostname: {self.hostname!r} is not a host name of at most 63 letters, digits, '.' and '-'"
+            )
         if not re.fullmatch(r"[a-z0-9_-]+", str(self.seccomp)):
             raise SpecError(f"seccomp: {self.seccomp!r} is not the name of a policy")
         targets = [bind.target or bind.source for bind in (*self.ro, *self.rw)] + [t.target for t in self.tmpfs]
@@ -224,7 +230,9 @@ class Spec:
         return Limits(**{name: None if value == units.UNLIMITED else value for name, value in values.items()})
 
     def __hash__(self) -> int:
-        return hash(tuple(tuple(v.items()) if isinstance(v, Mapping) else v for v in map(self.__getattribute__, _ORDER)))
+        return hash(
+            tuple(frozenset(v.items()) if isinstance(v, Mapping) else v for v in map(self.__getattribute__, _ORDER))
+        )
 
     def host_paths(self) -> tuple[str, ...]:
         """Every host path that the Spec names."""
@@ -242,16 +250,22 @@ class Spec:
         _known(values)
         return cls(**values)
 
+    @classmethod
+    def from_profile(cls, name: str | os.PathLike[str], **changes: Any) -> "Spec":
+        """A Spec from a shipped profile or a profile file, with some options changed; see ``nsbox.profiles``."""
+        from nsbox import profiles
+
+        return cls.from_dict(profiles.merged(profiles.load(name), changes))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON and TOML can hold; ``from_dict`` makes an equal Spec of them."""
         out: dict[str, Any] = {}
         for name in FIELDS:
             value = getattr(self, name)
             if name in ("ro", "rw"):
-                value = [[bind.source, bind.target] if bind.target else [bind.source] for bind in value]
-                value = [pair if len(pair) == 2 else pair[0].replace("\\", "\\\\").replace(":", "\\:") for pair in value]
+                value = [[bind.source, bind.target] if bind.target else _escaped(bind.source) for bind in value]
             elif name == "tmpfs":
-                value = [t.target if t.size is None else f"{t.target}:{t.size}" for t in value]
+                value = [_escaped(t.target) + (f":{t.size}" if t.size else "") for t in value]
             elif isinstance(value, Bind):
                 value = [value.source, value.target]
             elif isinstance(value, tuple):

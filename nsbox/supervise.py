@@ -82,7 +82,7 @@ class Run:
         self._input = memoryview(stdin or b"")
         self._kill_at: float | None = None
         self._ended = self._gone = False
-        self._message = ffi.new("struct nsb_msg *")
+        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[2]")
 
     @property
     def over(self) -> bool:
@@ -163,13 +163,14 @@ class Run:
 
     def _receive(self) -> None:
         message = self._message
-        ret = lib.nsb_receive(self.handle.control, message)
+        ret = lib.nsb_receive(self.handle.control, message, self._fds, 2)
         if ret == -errno.EPIPE:
             self.handle.close_stream("control")
             return
         if ret < 0:
             return
         self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
+        self._take(2 if message.type == lib.NSB_MSG_STARTED and ret == 2 else 0, ret)
         if message.type == lib.NSB_MSG_FAILED:
             self.error = failure(self.handle.prepared, message)
         elif message.type == lib.NSB_MSG_EXEC_FAILED:
@@ -187,6 +188,14 @@ class Run:
                 "io_read_bytes": message.inblock * 512,
                 "io_write_bytes": message.oublock * 512,
             }
+
+    def _take(self, expected: int, got: int) -> None:
+        """Keep the two descriptors of a first NSB_MSG_STARTED; whatever else came along is closed."""
+        if expected == 2 and self.handle.root_fd < 0:
+            self.handle.root_fd, self.handle.scratch_fd = self._fds[0], self._fds[1]
+            return
+        for number in range(got):
+            os.close(self._fds[number])
 
     def _init_gone(self) -> None:
         """pid 1 is dead, so everything is: take what it has said and what the pipes still hold, without waiting."""

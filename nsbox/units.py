@@ -17,8 +17,10 @@ def _parse(name: str, text: str, pattern: str, units: dict[str, int] | dict[str,
 
 
 def _positive(name: str, value: float, example: str) -> float:
-    if not 0 < value < 2**62:
-        raise SpecError(f"{name}: must be more than 0, not {value:g}; write {example} or {UNLIMITED!r}")
+    if value >= 2**62:
+        raise SpecError(f"{name}: is larger than anything that could be; write {example} or {UNLIMITED!r}")
+    if not value > 0:
+        raise SpecError(f"{name}: must be more than 0, not {max(value, -(2**62)):g}; write {example} or {UNLIMITED!r}")
     return value
 
 
@@ -48,7 +50,7 @@ def count(name: str, value: object) -> int | None:
     """A whole number of at least 1, or None for ``unlimited``."""
     if value == UNLIMITED:
         return None
-    if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip(), re.ASCII):
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,20}", value.strip(), re.ASCII):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise SpecError(f"{name}: wants a whole number, not {value!r}")

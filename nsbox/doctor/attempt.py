@@ -24,7 +24,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 
 # Numbers from 424 on are the same on every architecture.
 OPEN_TREE, MOVE_MOUNT, FSOPEN, CLONE3, CLOSE_RANGE, OPENAT2, MOUNT_SETATTR, LANDLOCK_CREATE_RULESET = (
@@ -184,7 +184,7 @@ def _end(pid: int) -> int:
 
 
 def attempt(function: Callable[[], Any], patience: float = PATIENCE) -> Outcome:
-    """Run a function in a forked child; its JSON-able value, or the OSError that it raised. Ends within ``patience``."""
+    """Run a function in a forked child; its JSON-able value, or its OSError. Ends within ``patience`` (s)."""
     libc()
     reader, writer = os.pipe()
     try:

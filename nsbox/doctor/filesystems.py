@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
-from nsbox.doctor.fact import Fact, as_root, install
-from nsbox.doctor.host import is_privileged
+from nsbox.doctor.fact import Fact, as_root, newer_kernel
+from nsbox.doctor.identity import is_privileged
 from nsbox.resources.ids import FIRST, SIZE
 
 _OPEN_TREE_CLONE = 1
@@ -96,7 +96,7 @@ def overlay(outcome: Outcome) -> Fact:
     if outcome.errno == errno.ENODEV:
         return Fact("overlay", False, False, "the kernel has no overlayfs", as_root("modprobe overlay"))
     reason = f"{outcome.error}: overlays cannot be mounted in a user namespace (Linux 5.11 and later can)"
-    return Fact("overlay", False, False, reason, install("kernel"))
+    return Fact("overlay", False, False, reason, newer_kernel())
 
 
 def tmpfs_xattr(outcome: Outcome, replaces: bool) -> Fact:
@@ -106,7 +106,7 @@ def tmpfs_xattr(outcome: Outcome, replaces: bool) -> Fact:
         "tmpfs takes no user.* attributes (it does from 6.6 on, with CONFIG_TMPFS_XATTR=y):"
         " inside, a directory of a lower layer that was removed cannot be made again"
     )
-    return Fact("tmpfs_user_xattr", False, False, reason, install("kernel"))
+    return Fact("tmpfs_user_xattr", False, False, reason, newer_kernel())
 
 
 def scratch(path: str, kind: str, outcome: Outcome) -> Fact:
@@ -143,7 +143,8 @@ def overlays() -> list[Fact]:
             found.append(scratch(temporary, _kind(directory), attempt(lambda: _overlay_in(directory))))
     except OSError as error:
         reason = f"nothing can be made there: {error.strerror}"
-        found.append(Fact("scratch_directory", False, temporary, reason, "point TMPDIR to a directory that you may write to"))
+        remedy = "point TMPDIR to a directory that you may write to"
+        found.append(Fact("scratch_directory", False, temporary, reason, remedy))
     return found
 
 
@@ -222,7 +223,7 @@ def idmapped(paths: dict[str, str], outcome: Outcome) -> list[Fact]:
     for name, key, since in (("idmapped_tmpfs", "tmpfs", "6.3"), ("idmapped_overlay_layers", "layers", "5.19")):
         code = codes.get(key, outcome.errno)
         reason = f"{os.strerror(code)}: Linux {since} and later can" if code else ""
-        found.append(Fact(name, not code, not code, reason, install("kernel") if code else ""))
+        found.append(Fact(name, not code, not code, reason, newer_kernel() if code else ""))
     return found
 
 
@@ -250,7 +251,7 @@ def cache_path(home: str, cache: str) -> str:
 
 
 def why_unusable(path: str, uid: int) -> tuple[str, str]:
-    """Reason and remedy where a directory cannot be used, or made, as one that is private to the caller; else ("", "")."""
+    """Reason and remedy where a directory cannot be used or made as one private to the caller, else ("", "")."""
     parent = path
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)

@@ -1,16 +1,14 @@
-"""User namespaces and the others, a fresh /proc in them, and ranges of ids."""
+"""User namespaces and the others, and a fresh /proc in them."""
 
 import errno
 import os
-import re
-import stat
 from typing import NamedTuple
 
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
-from nsbox.doctor.fact import Fact, as_root, install, number, read, sysctl
-from nsbox.doctor.host import container, is_privileged
-from nsbox.resources.ids import FIRST, SIZE
+from nsbox.doctor.fact import Fact, as_root, number, read, sysctl
+from nsbox.doctor.identity import is_privileged
+from nsbox.doctor.surroundings import container
 
 #: Kind, flag, the word in user.max_*_namespaces, whether a sandbox needs it.
 KINDS = (
@@ -23,7 +21,7 @@ KINDS = (
     ("time", a.CLONE_NEWTIME, "time", False),
 )
 _USUAL_LIMIT = 16384
-_CONFIG = {"mount": "NAMESPACES", "user": "USER_NS"}
+_CONFIG = {"mount": "NAMESPACES", "cgroup": "CGROUPS"}
 
 
 class Settings(NamedTuple):
@@ -47,13 +45,28 @@ def is_chrooted(mountinfo: str) -> bool:
     return bool(points) and "/" not in points
 
 
+def _mount_id(path: str) -> str:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    text = read(f"/proc/self/fdinfo/{descriptor}")
+    os.close(descriptor)
+    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
+
+
+def _root_moves() -> bool:
+    """setns(2) to one's own mount namespace goes to the root of it: another one than a chroot's."""
+    before = _mount_id("/")
+    own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    a.checked(a.libc().setns(own, a.CLONE_NEWNS), "setns")
+    return _mount_id("/") != before
+
+
 def settings() -> Settings:
     kernel = "/proc/sys/kernel/"
     return Settings(
         limit_of("user"),
         number(read(kernel + "unprivileged_userns_clone")),
         number(read(kernel + "apparmor_restrict_unprivileged_userns")),
-        is_chrooted(read("/proc/self/mountinfo")),
+        is_chrooted(read("/proc/self/mountinfo")) or bool(attempt(_root_moves).value),
         container(),
         not is_privileged(),
     )
@@ -77,7 +90,7 @@ def why_no_user_namespace(code: int, error: str, found: Settings) -> tuple[str, 
             sysctl("kernel.unprivileged_userns_clone", 1),
         )
     if denied and found.chrooted:
-        return "in a chroot nobody may create user namespaces", "run nsbox outside the chroot, or enter it by pivot_root"
+        return "in a chroot nobody may create user namespaces", "run nsbox outside the chroot"
     if denied and found.apparmor and found.ordinary:
         return (
             f"{error}: AppArmor takes all privileges away from user namespaces that ordinary users create",
@@ -119,19 +132,20 @@ def namespace(kind: str, word: str, needed: bool, code: int, maximum: int | None
     if maximum == 0 or code == errno.ENOSPC:
         return Fact(name, False, False, f"{setting} is {maximum}", sysctl(setting, _USUAL_LIMIT), needed)
     if code in (errno.EINVAL, errno.ENOSYS):
-        reason = "the kernel was built without it"
-        return Fact(name, False, False, reason, f"boot a kernel that has CONFIG_{_CONFIG.get(kind, kind.upper() + '_NS')}=y", needed)
+        remedy = f"boot a kernel that has CONFIG_{_CONFIG.get(kind, kind.upper() + '_NS')}=y"
+        return Fact(name, False, False, "the kernel was built without it", remedy, needed)
     reason = f"unshare({kind}): {os.strerror(code)}"
-    return Fact(name, False, False, reason, "allow it in the seccomp filter or security policy around this process", needed)
+    remedy = "allow it in the seccomp filter or security policy around this process"
+    return Fact(name, False, False, reason, remedy, needed)
 
 
 def namespaces() -> list[Fact]:
-    found = settings()
     outcome = attempt(_user_namespace)
     if not outcome.ok:
-        reason, remedy = why_no_user_namespace(outcome.errno, outcome.error, found)
+        reason, remedy = why_no_user_namespace(outcome.errno, outcome.error, settings())
         return [Fact("user_namespaces", False, False, reason, remedy, True)]
-    value = True if found.maximum is None else f"up to {found.maximum}"
+    maximum = limit_of("user")
+    value = True if maximum is None else f"up to {maximum}"
     kinds = attempt(_all_kinds)
     codes = kinds.value if kinds.ok else {}
     return [
@@ -173,13 +187,15 @@ def fresh_proc(outcome: Outcome, over: list[str]) -> Fact:
     if outcome.ok:
         return Fact("fresh_proc", True, True, needed=True)
     if outcome.errno in (errno.EPERM, errno.EACCES) and over:
-        reason = f"{outcome.error}: {', '.join(over[:4])}{' and others' if len(over) > 4 else ''} are covered"
+        hidden = ", ".join(over[:4]) + (" and more" if len(over) > 4 else "")
+        reason = f"{outcome.error}, because something is mounted over {hidden}"
         remedy = (
-            "start the container with: --security-opt systempaths=unconfined (docker), --security-opt unmask=ALL (podman),"
-            " procMount: Unmasked (kubernetes)"
+            "start the container with: --security-opt systempaths=unconfined (docker),"
+            " --security-opt unmask=ALL (podman), procMount: Unmasked (kubernetes)"
         )
         return Fact("fresh_proc", False, False, reason, remedy, True)
-    return Fact("fresh_proc", False, False, outcome.error, "mount procfs in full: " + as_root("mount -t proc proc /proc"), True)
+    remedy = "mount procfs in full: " + as_root("mount -t proc proc /proc")
+    return Fact("fresh_proc", False, False, outcome.error, remedy, True)
 
 
 def proc() -> list[Fact]:
@@ -187,107 +203,14 @@ def proc() -> list[Fact]:
         remedy = as_root("mount -t proc proc /proc")
         return [Fact("proc", False, False, "/proc is not mounted", remedy, True)]
     over = covered(read("/proc/self/mountinfo"))
-    return [
-        Fact("proc", True, f"mounted, {len(over)} parts covered" if over else "mounted", needed=True),
-        fresh_proc(attempt(_fresh_proc), over),
-    ]
-
-
-# Ranges of ids ----------------------------------------------------------------------------------------------------
-
-
-def ranges(text: str, names: set[str]) -> list[tuple[int, int]]:
-    """(first, count) of the lines of subuid(5) that belong to one of ``names``: a user's name and its uid."""
-    found = []
-    for line in text.splitlines():
-        fields = line.strip().split(":")
-        if len(fields) == 3 and fields[0] in names and fields[1].isdigit() and fields[2].isdigit():
-            found.append((int(fields[1]), int(fields[2])))
-    return found
-
-
-def next_free(*texts: str) -> int:
-    """The first id above all ranges of some subuid(5) files, 100000 at least."""
-    ends = [int(m[1]) + int(m[2]) for text in texts for m in re.finditer(r"^[^:#]*:(\d+):(\d+)\s*$", text, re.MULTILINE)]
-    return max([100000, *ends])
-
-
-def _mapped_by_helpers(first: int, first_gid: int) -> None:
-    import subprocess
-
-    with a.held_namespace() as pid:
-        for tool, own, start in (("newuidmap", os.geteuid(), first), ("newgidmap", os.getegid(), first_gid)):
-            command = [tool, str(pid), "0", str(own), "1", "1", str(start), "1000"]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=a.PATIENCE)
-            if done.returncode:
-                raise OSError(errno.EPERM, "", done.stderr.strip() or tool)
-
-
-def _mapped_by_root() -> None:
-    with a.held_namespace() as pid:
-        for name in ("uid_map", "gid_map"):
-            a.write(f"/proc/{pid}/{name}", f"0 {FIRST} {SIZE}")
-
-
-def _privileged_helper(path: str) -> bool:
-    """Whether a program is setuid or has file capabilities."""
-    try:
-        return bool(os.stat(path).st_mode & stat.S_ISUID) or "security.capability" in os.listxattr(path)
-    except OSError:
-        return False
-
-
-def id_ranges(uid: int, user: str, subuid: str, subgid: str, paths: list[str | None]) -> Fact | None:
-    """What is missing for newuidmap(1) and newgidmap(1), None where all is there to try them."""
-    if None in paths:
-        return Fact("id_range", False, False, "newuidmap and newgidmap are not installed", install("uidmap"))
-    if bare := [path for path in paths if path and not _privileged_helper(path)]:
-        reason = f"{bare[0]} is neither setuid root nor has file capabilities"
-        return Fact("id_range", False, False, reason, as_root(f"chmod u+s {' '.join(bare)}"))
-    names = {user, str(uid)}
-    if not ranges(subuid, names) or not ranges(subgid, names):
-        first = next_free(subuid, subgid)
-        span = f"{first}-{first + SIZE - 1}"
-        remedy = as_root(
-            f"usermod --add-subuids {span} --add-subgids {span} {user}"
-            if user != str(uid)  # usermod(8) wants a user with a name
-            else f"echo {uid}:{first}:{SIZE} | tee -a /etc/subuid >> /etc/subgid"
-        )
-        return Fact("id_range", False, False, f"/etc/subuid and /etc/subgid have no range for {user}", remedy)
-    return None
-
-
-def id_range() -> Fact:
-    """Whether a sandbox can have ids of its own, beyond the caller's single one."""
-    if is_privileged():
-        outcome = attempt(_mapped_by_root)
-        if outcome.ok:
-            return Fact("id_range", True, f"{FIRST}+{SIZE} and those above", needed=True)
-        remedy = "run nsbox in the initial user namespace, with CAP_SETUID and CAP_SETGID"
-        return Fact("id_range", False, False, outcome.error, remedy, True)
-    import pwd
-    import shutil
-
-    uid = os.geteuid()
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
-    subuid, subgid = read("/etc/subuid"), read("/etc/subgid")
-    missing = id_ranges(uid, user, subuid, subgid, [shutil.which("newuidmap"), shutil.which("newgidmap")])
-    if missing:
-        return missing
-    first, count = ranges(subuid, {user, str(uid)})[0]
-    outcome = attempt(lambda: _mapped_by_helpers(first, ranges(subgid, {user, str(uid)})[0][0]))
-    if outcome.ok:
-        return Fact("id_range", True, f"{first}+{count}")
-    remedy = "allow setuid programs here: no nosuid mount of /usr, no no_new_privs around this process"
-    return Fact("id_range", False, False, outcome.step or outcome.error, remedy)
+    mounted = Fact("proc", True, f"mounted, {len(over)} of its entries covered" if over else "mounted", needed=True)
+    return [mounted, fresh_proc(attempt(_fresh_proc), over)]
 
 
 def facts() -> list[Fact]:
     """All facts of this module. Where user namespaces fail, what needs them is left out: the first reason is enough."""
+    first, *others = proc()
+    if not first.ok:
+        return [first, Fact("user_namespaces", False, "unknown", first.reason, first.remedy, True)]
     made = namespaces()
-    if not made[0].ok:
-        return [*made, proc()[0]] if read("/proc/self/status") else [*made, *proc()]
-    return [*made, *proc(), id_range()]
+    return [first, *made, *(others if made[0].ok else [])]

@@ -8,7 +8,7 @@ import struct
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
 from nsbox.doctor.fact import Fact, as_root, number, read, sysctl
-from nsbox.doctor.host import is_privileged
+from nsbox.doctor.identity import is_privileged
 
 _NETLINK_ROUTE, _NETLINK_NETFILTER = 0, 12
 _NLMSG_ERROR = 2
@@ -111,7 +111,11 @@ def _make_tproxy() -> None:
 def _make_veth() -> None:
     a.unshare(a.CLONE_NEWNET, "CLONE_NEWNET")
     body = struct.pack("=BxHiII", 0, 0, 0, 0, 0) + attribute(3, b"nsbox0\0") + nested(18, attribute(1, b"veth"))
-    _request(_NETLINK_ROUTE, message(_RTM_NEWLINK, _REQUEST | _ACK | _CREATE | _EXCL, 1, body), {1: "RTM_NEWLINK of a veth pair"})
+    _request(
+        _NETLINK_ROUTE,
+        message(_RTM_NEWLINK, _REQUEST | _ACK | _CREATE | _EXCL, 1, body),
+        {1: "RTM_NEWLINK of a veth pair"},
+    )
 
 
 def nf_tables(outcome: Outcome) -> Fact:

@@ -50,7 +50,7 @@ def _limits(facts: Sequence[Fact]) -> str:
         clauses.append(f"{_and(absent)} {'is' if len(absent) == 1 else 'are'} not limited")
     if not clauses:
         return ""
-    return f"{_and(clauses)}: {next(iter(found.values())).remedy}"
+    return f"{', and '.join(clauses)}: {next(iter(found.values())).remedy}"
 
 
 def verdict(facts: Sequence[Fact], uid: int) -> str:
@@ -64,7 +64,7 @@ def verdict(facts: Sequence[Fact], uid: int) -> str:
     limits = _limits(facts)
     if limits:
         return f"{start}; {limits}"
-    lacking = [fact.name.replace("_", " ") for fact in facts if not fact.ok]
+    lacking = [fact.name.replace("_", " ") for fact in facts if not fact.ok and fact.name != "caller"]
     if lacking:
         return f"{start} with every limit enforced by the kernel; without {_and(lacking)}, see above"
     return f"{start}, with everything that nsbox can enforce"
@@ -96,8 +96,12 @@ def render(facts: Sequence[Fact], colour: bool, *, width: int = 0, encoding: str
     )
     column = max((len(fact.name) for fact in facts), default=0)
     lines: list[str] = []
+    given: dict[str, str] = {}
     for fact in facts:
         tint, mark = (green, good) if fact.ok else (red, bad) if fact.needed else (yellow, lacking)
+        first = given.setdefault(fact.remedy, fact.name) if fact.remedy else fact.name
+        if first != fact.name:
+            fact = fact._replace(remedy=f"as for {first.replace('_', ' ')}")
         lines += _block(fact, f"{tint}{mark}{plain}", arrow, column, width, dim, plain)
     final = verdict(facts, os.geteuid() if uid is None else uid)
     return "\n".join([*lines, "", f"{bold}{final}{plain}"])

@@ -6,7 +6,7 @@ import os
 
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
-from nsbox.doctor.fact import Fact, as_root, install, read
+from nsbox.doctor.fact import Fact, as_root, install, newer_kernel, read
 
 #: Actions that the shipped profiles use, seccomp(2).
 NEEDED_ACTIONS = ("allow", "errno", "kill_process")
@@ -16,7 +16,7 @@ _SET_MODE_FILTER = 1
 _ALLOW = 0x7FFF0000
 _LANDLOCK_VERSION = 1
 #: What an ABI version of Landlock brought, landlock(7).
-LANDLOCK_GAINS = ((1, "files"), (2, "renames"), (3, "truncation"), (4, "TCP"), (5, "ioctl"), (6, "signals and abstract sockets"))
+LANDLOCK_GAINS = ((1, "files"), (2, "renames"), (3, "truncation"), (4, "TCP"), (5, "ioctl"), (6, "signals"))
 
 
 class _Filter(ctypes.Structure):
@@ -45,7 +45,7 @@ def seccomp(outcome: Outcome, actions: str) -> Fact:
         return Fact("seccomp", False, False, reason, "boot a kernel that has CONFIG_SECCOMP_FILTER=y", True)
     absent = [name for name in NEEDED_ACTIONS if name not in known] if known else []
     if absent:
-        return Fact("seccomp", False, " ".join(known), f"the kernel lacks {', '.join(absent)}", install("kernel"), True)
+        return Fact("seccomp", False, " ".join(known), f"the kernel lacks {', '.join(absent)}", newer_kernel(), True)
     return Fact("seccomp", True, " ".join(known) or True, needed=True)
 
 
@@ -82,8 +82,9 @@ def landlock(outcome: Outcome, modules: str) -> Fact:
         return Fact("landlock", False, False, "it is built in but was not switched on at boot", remedy)
     if outcome.errno == errno.ENOSYS:
         reason = "the kernel has no Landlock (5.13 and later with CONFIG_SECURITY_LANDLOCK=y), or a filter hides it"
-        return Fact("landlock", False, False, reason, install("kernel"))
-    return Fact("landlock", False, False, outcome.error, "allow landlock_create_ruleset in the filter around this process")
+        return Fact("landlock", False, False, reason, newer_kernel())
+    remedy = "allow landlock_create_ruleset in the seccomp filter around this process"
+    return Fact("landlock", False, False, outcome.error, remedy)
 
 
 def facts() -> list[Fact]:

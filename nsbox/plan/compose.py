@@ -92,7 +92,7 @@ def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
 
 
 def _system_ops(host: Host) -> list[Op]:
-    ops = [Op("dev", dst="/dev"), Op("scratch", dst="/dev/shm", mode=0o1777, size=0)]  # noqa: S108 - inside
+    ops = [Op("dev", dst="/dev"), Op("scratch", dst="/dev/shm", mode=0o1777, size=0)]
     ops.append(Op("proc", dst="/proc"))
     # An attempt to cover what is not there costs 40 µs, for the mount that is thrown away again.
     for names, flags in ((_PROC_READ_ONLY, READ_ONLY), (_PROC_COVERED, 0), (_PROC_COVERED_DIRECTORIES, DIRECTORY)):
@@ -112,7 +112,7 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str]]
     ops, sources = [], []
     layer = 1 if spec.root == "host" else 2
     owner = IDMAP_OWNER if host.privileged else 0
-    for option, binds, flags in (("ro", spec.ro, READ_ONLY | RECURSIVE), ("rw", spec.rw, RECURSIVE | owner)):
+    for option, binds, flags in (("ro", spec.ro, READ_ONLY | RECURSIVE | owner), ("rw", spec.rw, RECURSIVE | owner)):
         for bind in binds:
             source = _absolute(bind.source)
             sources.append((option, source))
@@ -120,7 +120,9 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str]]
     limit = spec.limits.disk or 0
     for tmpfs in spec.tmpfs:
         size = tmpfs.size or limit
-        ops.append([Op("tmpfs", dst=tmpfs.target, size=size, inodes=_inodes(size), mode=0o755, uid=spec.uid, gid=spec.uid)])
+        ops.append(
+            [Op("tmpfs", dst=tmpfs.target, size=size, inodes=_inodes(size), mode=0o755, uid=spec.uid, gid=spec.uid)]
+        )
     if spec.workspace:
         source, target = _absolute(spec.workspace.source), _target(spec.workspace, "workspace")
         sources.append(("workspace", source))
@@ -159,7 +161,11 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
     say("time_ns", "not unshared", "none")
     shared = spec.net == "host"
     say("net_ns", "the host's, by --net host" if shared else "namespace of its own", "none" if shared else "kernel")
-    say("egress", "the host's network" if shared else "loopback only, nothing else exists", "none" if shared else "kernel")
+    say(
+        "egress",
+        "the host's network" if shared else "loopback only, nothing else exists",
+        "none" if shared else "kernel",
+    )
     say("pivot_root", "old root detached")
     say("overlay", "upper layer on tmpfs" if spec.scratch == "tmpfs" else "upper layer in a directory")
     say("seccomp", f"allow-list {spec.seccomp}")
@@ -194,7 +200,7 @@ def make_plan(spec: Spec, host: Host) -> Plan:
     if spec.root != "host":
         sources.insert(0, ("root", _absolute(spec.root)))
     work = str(spec.workspace.target) if spec.workspace else None
-    writable = [home, "/tmp", "/var/tmp", "/run", "/dev", "/proc"]  # noqa: S108 - places inside
+    writable = [home, "/tmp", "/var/tmp", "/run", "/dev", "/proc"]
     writable += [op.dst for op in caller_ops if op.dst and not op.flags & READ_ONLY]
     confine = spec.landlock and host.landlock_abi > 0
     # A payload that is its box's root, or has a root file system of its own, may write anywhere in it.

@@ -7,9 +7,9 @@ to find its library). So nothing of that is imported here at the top: a hit read
 import binascii
 import os
 import stat
-from pathlib import Path
 
 from nsbox.errors import SpecError
+from nsbox.profiles import profiles_dir
 
 _memory: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], bytes] = {}
 
@@ -30,17 +30,11 @@ def cached_filter(
     return _memory[request]
 
 
-def profiles_dir() -> Path:
-    """Where the shipped profiles are: in the package when installed, beside it in a source tree."""
-    package = Path(__file__).parent.parent
-    inside = package / "_profiles"
-    return inside if inside.is_dir() else package.parent / "profiles"
-
-
 def _from_disk_or_compiled(name: str, arch: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> bytes:
-    source = profiles_dir() / "seccomp.toml"
+    source = os.path.join(profiles_dir(), "seccomp.toml")
     try:
-        text = source.read_bytes()
+        with open(source, "rb") as file:
+            text = file.read()
     except OSError as error:
         raise SpecError(f"cannot read the system-call policies {source}: {error.strerror}") from error
     # All that the result depends on stands in the file itself and is compared whole. The checksum in its name only
@@ -59,11 +53,11 @@ def _from_disk_or_compiled(name: str, arch: str, allow: tuple[str, ...], deny: t
             os.close(directory)
 
 
-def _compile(name: str, arch: str, allow: tuple[str, ...], deny: tuple[str, ...], text: bytes, source: Path) -> bytes:
+def _compile(name: str, arch: str, allow: tuple[str, ...], deny: tuple[str, ...], text: bytes, source: str) -> bytes:
     from nsbox.plan.bpf import compile_filter
     from nsbox.plan.policy import customised, parse_policies
 
-    return compile_filter(customised(parse_policies(text, str(source)), name, allow, deny), arch)
+    return compile_filter(customised(parse_policies(text, source), name, allow, deny), arch)
 
 
 def _code_version() -> tuple[object, ...]:

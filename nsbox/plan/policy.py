@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nsbox.errors import SpecError
+from nsbox.profiles import profiles_dir
 
 ALLOW = 0x7FFF0000
 """SECCOMP_RET_ALLOW."""
@@ -116,9 +117,7 @@ def load_policies(path: Path | None = None) -> dict[str, Policy]:
     Raises SpecError, naming file and entry, where the file is missing, is no TOML, or says something senseless.
     """
     if path is None:
-        from nsbox.plan.filter import profiles_dir
-
-        path = profiles_dir() / "seccomp.toml"
+        path = Path(profiles_dir(), "seccomp.toml")
     try:
         return parse_policies(path.read_bytes(), str(path))
     except OSError as error:

@@ -8,37 +8,29 @@ to be cleaned up, and taking one costs a single fcntl(2).
 import fcntl
 import os
 import random
-import struct
 import threading
 
 from nsbox.errors import HostError
+from nsbox.resources import ofd
 
 FIRST, SIZE, SLOTS = 0x70000000, 65536, 4095
-_FLOCK = struct.Struct("hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 
 
 class IdRanges:
     """The ranges of one process. Thread-safe; a forked child must make its own."""
 
     def __init__(self, state: str) -> None:
-        self._file = os.open(os.path.join(state, "ids"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._file = ofd.open_file(os.path.join(state, "ids"))
         self._taken: set[int] = set()
         self._next = random.SystemRandom().randrange(SLOTS)
         self._lock = threading.Lock()
-
-    def _set(self, kind: int, slot: int) -> None:
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, slot, 1, 0))
 
     def take(self) -> int:
         """The first host id of a range that no living sandbox on this host uses."""
         with self._lock:
             for _ in range(SLOTS):
                 slot, self._next = self._next, (self._next + 1) % SLOTS
-                if slot in self._taken:
-                    continue
-                try:
-                    self._set(fcntl.F_WRLCK, slot)
-                except OSError:
+                if slot in self._taken or not ofd.lock(self._file, fcntl.F_WRLCK, slot):
                     continue
                 self._taken.add(slot)
                 return FIRST + slot * SIZE
@@ -49,7 +41,7 @@ class IdRanges:
         slot = (first - FIRST) // SIZE
         with self._lock:
             self._taken.discard(slot)
-            self._set(fcntl.F_UNLCK, slot)
+            ofd.lock(self._file, fcntl.F_UNLCK, slot)
 
     def close(self) -> None:
         """Give everything back."""

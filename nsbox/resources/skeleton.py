@@ -5,18 +5,24 @@ lowest layer of an overlay, nothing is ever written to it. Nothing of the host g
 and of that only files that every user of the host may read.
 """
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
 import tempfile
-from pathlib import Path
+import threading
+import time
 
 from nsbox.plan.compose import SkeletonSpec
+from nsbox.resources import ofd
 
-VERSION = 2
+VERSION = 5
 MAX_FILE = 4 << 20
+MAX_AGE = 86400.0  #: seconds that an unused skeleton is kept
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -29,7 +35,16 @@ HOST_ETC = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "timezone", "protocols", "services"),
     *("mime.types", "magic", "debian_version", "os-release", "inputrc", "bash.bashrc", "terminfo", "fonts", "perl"),
     *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "ca-certificates.conf", "pki/tls/certs", "pki/tls/cert.pem"),
-    *("pki/ca-trust/extracted", "crypto-policies", "python3", "java", "ImageMagick-6", "vulkan", "OpenCL", "magic.mime"),
+    *(
+        "pki/ca-trust/extracted",
+        "crypto-policies",
+        "python3",
+        "java",
+        "ImageMagick-6",
+        "vulkan",
+        "OpenCL",
+        "magic.mime",
+    ),
 )
 HOST_ETC_PATTERN = re.compile(r"(python3\.\d+|java-\d+-openjdk|ImageMagick-\d+)")
 
@@ -131,14 +146,12 @@ def _make_dev(at: str) -> None:
 
 
 def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str) -> None:
-    folders = [("tmp", 0o1777), ("var/tmp", 0o1777), ("var/empty", 0o555), ("run", 0o755), ("proc", 0o555), ("root", 0o700)]
+    modes = {"tmp": 0o1777, "var/tmp": 0o1777, "var/empty": 0o555, "proc": 0o555, "root": 0o711}
+    folders = [*modes, "run", "dev", "etc", spec.home.lstrip("/"), *(place.lstrip("/") for place in spec.places)]
     if spec.base is None:
-        folders += [(name, 0o755) for name in ("etc", "usr", "opt", "mnt", "srv", "home", "var/lib", "var/cache", "var/log")]
-    folders += [(place.lstrip("/"), 0o755) for place in spec.places]
-    for name, mode in [*folders, (spec.home.lstrip("/"), 0o755)]:
-        path = os.path.join(at, name)
-        os.makedirs(path, exist_ok=True)
-        os.chmod(path, mode)
+        folders += ["usr", "opt", "mnt", "srv", "home", "var/lib", "var/cache", "var/log"]
+    for name in folders:
+        os.makedirs(os.path.join(at, name), exist_ok=True)
     _make_dev(os.path.join(at, "dev"))
     for link, target in spec.links:
         os.symlink(target, os.path.join(at, link))
@@ -148,35 +161,106 @@ def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str
             if os.path.exists(f"/etc/{name}"):
                 _copy(f"/etc/{name}", os.path.join(at, "etc", name))
     for name, text in texts.items():
-        path = Path(at, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o644)
+        path = os.path.join(at, name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with open(path, "x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+    _set_modes(at, modes)
     # The skeleton is shifted by the sandbox's id range on the way in, so ids here are ids inside.
     if os.geteuid() == 0:
         os.chown(os.path.join(at, spec.home.lstrip("/")), spec.uid, spec.gid)
 
 
+def _set_modes(at: str, modes: dict[str, int]) -> None:
+    """Readable by everyone whatever the umask was; that belongs to the whole process, so it is not changed here."""
+    for folder, _, files in os.walk(at):
+        os.chmod(folder, 0o755)
+        for name in files:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
+    for name, mode in modes.items():
+        os.chmod(os.path.join(at, name), mode)
+
+
+class _Users:
+    """Who uses which skeleton: a read lock on one byte of a file per skeleton, gone with its process (fcntl_locking(2))."""
+
+    def __init__(self, state: str) -> None:
+        self.pid = os.getpid()
+        self.held: set[str] = set()
+        self.file = ofd.open_file(os.path.join(state, "users"))
+
+    def hold(self, path: str) -> bool:
+        """Mark a skeleton as used by this process until it ends; False when there is none."""
+        if path not in self.held:
+            ofd.lock(self.file, fcntl.F_RDLCK, _byte(path), wait=True)
+            self.held.add(path)
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return os.path.isdir(path)
+
+
+_users: _Users | None = None
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked child shares the open file description, and with it its parent's locks; it takes its own."""
+    global _users, _lock  # noqa: PLW0603
+    if _users is not None:
+        os.close(_users.file)
+    _users, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _byte(path: str) -> int:
+    return int(path[-24:][:14], 16)
+
+
+def collect(state: str, older_than: float = MAX_AGE) -> list[str]:
+    """Remove skeletons that nobody uses and nobody used for ``older_than`` seconds, and drafts left by the killed."""
+    removed = []
+    file = ofd.open_file(os.path.join(state, "users"))
+    try:
+        for name in os.listdir(state):
+            path = os.path.join(state, name)
+            old = name.startswith(("skeleton-", ".draft-")) and time.time() - os.lstat(path).st_mtime >= older_than
+            if old and (name.startswith(".draft-") or ofd.lock(file, fcntl.F_WRLCK, _byte(path))):
+                doomed = path if name.startswith(".draft-") else os.path.join(state, f".draft-{name}.{os.getpid()}")
+                os.rename(path, doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+                removed.append(path)
+    except FileNotFoundError:
+        pass  # somebody else collects
+    finally:
+        os.close(file)
+    return removed
+
+
 def ensure(spec: SkeletonSpec, state: str) -> str:
-    """The path of the skeleton for ``spec``, made where it is missing. Safe against others making the same one."""
+    """The path of the skeleton for ``spec``, made where it is missing and held until this process ends.
+
+    Safe against others making or collecting the same one. Raises OSError when the state directory cannot hold it.
+    """
     texts = _texts(spec)
     entries = _host_entries() if spec.base is None else []
     path = os.path.join(state, "skeleton-" + _digest(spec, texts, entries))
-    if os.path.isdir(path):
-        return path
-    draft = tempfile.mkdtemp(prefix=".draft-", dir=state)
-    mask = os.umask(0o022)
-    try:
-        os.chmod(draft, 0o755)
-        _make(spec, texts, entries, draft)
-        os.rename(draft, path)
-    except FileExistsError:
-        pass
-    except OSError:
+    global _users  # noqa: PLW0603 - one per process
+    with _lock:
+        _users = _users or _Users(state)
+        if not _users.hold(path):
+            collect(state)
+            draft = tempfile.mkdtemp(prefix=".draft-", dir=state)
+            try:
+                _make(spec, texts, entries, draft)
+                with contextlib.suppress(OSError):  # somebody else was faster
+                    os.rename(draft, path)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
-            raise
-    finally:
-        os.umask(mask)
-        shutil.rmtree(draft, ignore_errors=True)
+            raise FileNotFoundError(errno.ENOENT, "the skeleton cannot be made", path)
     return path

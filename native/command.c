@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Starting a program inside and watching it to its end. No privilege is left here, and nothing that comes from the
+ * program is trusted.
+ *
+ * Two kinds of process watch. init watches the program of the launch: it reaps whatever is orphaned, passes signals on,
+ * tells the exact wait status, and its end is the end of every process inside (pid_namespaces(7)). A later program of a
+ * sandbox that stays gets a watcher of its own, a fork of init that is a child subreaper (prctl(2)): all that the program
+ * leaves behind becomes the watcher's child, so that the one tree can be ended and the sandbox go on.
+ */
+#include "helper.h"
+
+#include <linux/close_range.h>
+#include <linux/mman.h>
+#include <linux/prctl.h>
+
+enum {
+    SIGNAL_KILL = 9, SIGNAL_CHLD = 17, SFD_FLAGS = 02000000 | 04000, RUSAGE_CHILDREN_WHO = -1, PROT_READ_WRITE = 3,
+    SET_CTTY = 0x540E, SET_PTY_LOCK = 0x40045431, GET_PTY_PEER = 0x5441
+};
+
+/* HUP INT QUIT USR1 USR2 TERM: what a host may send to a service and expects the payload to see. */
+static const uint64_t forwarded = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 9 | 1 << 11 | 1 << 14;
+
+static const char *string_at(const struct command *c, uint32_t offset)
+{
+    return c->base + (offset && offset < c->is->size ? offset : c->is->size - 1);
+}
+
+/* count strings one after the other: all of them must end before the blob does, which ends in NUL. */
+static int strings_valid(const char *base, uint64_t size, uint32_t offset, uint32_t count)
+{
+    const char *s = base + offset, *end = base + size;
+    if (offset >= size)
+        return count == 0;
+    while (count && s < end) {
+        s += str_len(s) + 1;
+        count--;
+    }
+    return count == 0 && s <= end;
+}
+
+int command_valid(const char *base, uint64_t size, const struct nsb_command *c)
+{
+    uint64_t pointers = ((uint64_t)c->argc + c->envc + 2) * sizeof(char *);
+    return c->magic == NSB_MAGIC && c->size == size && base[size - 1] == 0 && c->n_join <= NSB_MAX_JOIN &&
+           c->pointers % 8 == 0 && c->pointers >= sizeof *c && pointers <= size && c->pointers <= size - pointers &&
+           strings_valid(base, size, c->argv, c->argc) && strings_valid(base, size, c->envp, c->envc);
+}
+
+/* fds: control socket, standard output, standard error, standard input if any, cgroups. */
+int take_descriptors(struct command *c, const int *fds, unsigned n)
+{
+    unsigned at = 0, has_input = !!(c->is->flags & NSB_STDIN);
+    if (n != 3 + has_input + c->is->n_join)
+        return -EBADF;
+    c->control = fds[at++];
+    c->output = fds[at++];
+    c->error = fds[at++];
+    c->input = has_input ? fds[at++] : -1;
+    for (c->n_join = 0; c->n_join < c->is->n_join; c->n_join++)
+        c->join[c->n_join] = fds[at++];
+    return 0;
+}
+
+static char **fill_pointers(const struct command *c, uint32_t first, uint32_t strings, uint32_t count)
+{
+    char **out = (char **)(void *)(c->base + c->is->pointers) + first;
+    char *s = c->base + strings;
+    for (uint32_t i = 0; i < count; i++) {
+        out[i] = s;
+        s += str_len(s) + 1;
+    }
+    out[count] = 0;
+    return out;
+}
+
+struct attempt { int err, found; };
+
+static void try_execute(struct attempt *a, const char *path, char **argv, char **envp)
+{
+    int err = (int)NSB_CALL(__NR_execve, path, argv, envp);
+    int exists = NSB_CALL(__NR_faccessat, AT_FDCWD, path, 0) == 0;
+    /* execvp(3): the first real obstacle is what the user should hear of, not that later directories lack the name. */
+    if (a->err == 0 || (exists && !a->found))
+        a->err = err;
+    a->found |= exists;
+}
+
+static void search_path(struct attempt *a, const char *path, char **argv, char **envp)
+{
+    char candidate[4096];
+    size_t name = str_len(argv[0]);
+    while (*path) {
+        size_t n = 0;
+        while (path[n] && path[n] != ':')
+            n++;
+        if (n && n + name + 2 <= sizeof candidate) {
+            memcpy(candidate, path, n);
+            candidate[n] = '/';
+            memcpy(candidate + n + 1, argv[0], name + 1);
+            try_execute(a, candidate, argv, envp);
+        }
+        path += n + (path[n] == ':');
+    }
+    if (a->err == 0)
+        a->err = -ENOENT;
+}
+
+/* Runs in the vforked child: the watcher's memory, descriptors of its own. *a is read after it executed or ended. */
+static NOINLINE NORETURN void payload_main(const struct watcher *w, int tty, char **argv, char **envp,
+                                           volatile struct attempt *a)
+{
+    const struct command *c = w->command;
+    struct attempt attempt = {0, 0};
+    uint64_t none = 0;
+    int slash = 0;
+    NSB_CALL(__NR_setsid);
+    NSB_CALL(__NR_dup3, tty >= 0 ? tty : c->input >= 0 ? c->input : w->null, 0, 0);
+    NSB_CALL(__NR_dup3, tty >= 0 ? tty : c->output, 1, 0);
+    NSB_CALL(__NR_dup3, tty >= 0 ? tty : c->error, 2, 0);
+    if (tty >= 0)
+        NSB_CALL(__NR_ioctl, 0, SET_CTTY, 0);
+    NSB_CALL(__NR_close_range, 3, ~0u, 0);
+    NSB_CALL(__NR_umask, 022);
+    NSB_CALL(__NR_rt_sigprocmask, NSB_SIG_SETMASK, &none, 0, sizeof none);
+    for (const char *s = argv[0]; *s; s++)
+        slash |= *s == '/';
+    if (slash)
+        try_execute(&attempt, argv[0], argv, envp);
+    else
+        search_path(&attempt, string_at(c, c->is->path), argv, envp);
+    a->found = attempt.found;
+    a->err = attempt.err;
+    nsb_exit(127);
+}
+
+static NORETURN void refuse(const struct watcher *w, uint32_t type, long err, int status)
+{
+    struct nsb_msg msg = {.type = type, .stage = NSB_STAGE_EXEC, .op = UINT32_MAX, .err = (int)err, .status = status};
+    send_packet(w->command->control, &msg, sizeof msg, 0, 0);
+    nsb_exit(1);
+}
+
+/* A new pseudo-terminal of the sandbox's own devpts. Answers the master; *slave is the other end. */
+static int open_terminal(int *slave)
+{
+    int unlock = 0;
+    int master = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (master < 0)
+        return master;
+    NSB_CALL(__NR_ioctl, master, SET_PTY_LOCK, &unlock);
+    *slave = (int)NSB_CALL(__NR_ioctl, master, GET_PTY_PEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    return *slave < 0 ? *slave : master;
+}
+
+static void tell_started(struct watcher *w, int master)
+{
+    struct nsb_msg msg = {.type = NSB_MSG_STARTED, .pid = (int)w->payload};
+    int fds[3];
+    unsigned n = 0;
+    for (unsigned i = 0; i < 2; i++)
+        if (w->pass[i] >= 0)
+            fds[n++] = w->pass[i];
+    if (master >= 0)
+        fds[n++] = master;
+    if (w->stamps)
+        memcpy(msg.stamps, w->stamps, sizeof msg.stamps);
+    msg.stamps[NSB_STAGE_EXEC] = nsb_now();
+    send_packet(w->command->control, &msg, sizeof msg, fds, n);
+    while (n)
+        nsb_close(fds[--n]);
+    w->pass[0] = w->pass[1] = -1;
+}
+
+void start_command(struct watcher *w)
+{
+    struct command *c = w->command;
+    volatile struct attempt a = {0, 0};
+    int slave = -1, master = -1;
+    if (c->is->argc == 0)
+        return tell_started(w, -1);
+    if (c->is->flags & NSB_TTY && (master = open_terminal(&slave)) < 0)
+        refuse(w, NSB_MSG_FAILED, master, 0);
+    char **argv = fill_pointers(c, 0, c->is->argv, c->is->argc);
+    char **envp = fill_pointers(c, c->is->argc + 1, c->is->envp, c->is->envc);
+    long ret = NSB_CALL(__NR_chdir, string_at(c, c->is->cwd));
+    if (ret < 0)
+        refuse(w, NSB_MSG_FAILED, ret, 0);
+    w->payload = NSB_CALL(__NR_clone, CLONE_VM | CLONE_VFORK | SIGNAL_CHLD);
+    if (w->payload == 0)
+        payload_main(w, slave, argv, envp, &a);
+    if (w->payload < 0)
+        refuse(w, NSB_MSG_FAILED, w->payload, 0);
+    if (a.err < 0)
+        refuse(w, NSB_MSG_EXEC_FAILED, a.err, a.found ? 126 : 127);
+    NSB_CALL(__NR_chdir, "/");
+    nsb_close(c->input);
+    nsb_close(c->output);
+    nsb_close(c->error);
+    nsb_close(slave);
+    tell_started(w, master);
+}
+
+static void add_usage(struct nsb_msg *msg, const struct nsb_rusage *usage)
+{
+    msg->utime_us = usage->utime_s * 1000000 + usage->utime_us;
+    msg->stime_us = usage->stime_s * 1000000 + usage->stime_us;
+    msg->maxrss_kb = usage->maxrss;
+    msg->inblock = usage->inblock;
+    msg->oublock = usage->oublock;
+}
+
+/* SIGKILL to every child that a subreaper has now. Grandchildren become children when their parents die. */
+static void kill_children(void)
+{
+    char text[4096];
+    OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/thread-self/children", O_RDONLY | O_CLOEXEC);
+    long n = fd < 0 ? 0 : NSB_CALL(__NR_read, fd, text, sizeof text);
+    long pid = 0;
+    for (long i = 0; i < n; i++) {
+        if (text[i] >= '0' && text[i] <= '9') {
+            pid = pid * 10 + (text[i] - '0');
+            continue;
+        }
+        if (pid > 1)
+            NSB_CALL(__NR_kill, pid, SIGNAL_KILL);
+        pid = 0;
+    }
+}
+
+/* Ends every process in reach: init the whole namespace, another watcher its own tree. */
+static void kill_all(const struct watcher *w)
+{
+    if (w->is_init)
+        NSB_CALL(__NR_kill, -1, SIGNAL_KILL);
+    else
+        kill_children();
+}
+
+/* The payload has ended: tell it at once, end the rest, tell what all of it used. */
+static NORETURN void conclude(struct watcher *w, int status, const struct nsb_rusage *own)
+{
+    struct nsb_msg msg = {.type = NSB_MSG_EXITED, .status = status};
+    struct nsb_rusage usage;
+    msg.stamps[NSB_STAGE_RUN] = nsb_now();
+    add_usage(&msg, own);
+    send_packet(w->command->control, &msg, sizeof msg, 0, 0);
+    /* A fork may race with one round of killing: what was born meanwhile is found in the next, after a wait. */
+    if (!(w->command->is->flags & NSB_KEEP))
+        do
+            kill_all(w);
+        while (NSB_CALL(__NR_wait4, -1, 0, NSB_WALL, 0) > 0);
+    msg.type = NSB_MSG_ENDED;
+    NSB_CALL(__NR_getrusage, RUSAGE_CHILDREN_WHO, &usage);
+    add_usage(&msg, &usage);
+    send_packet(w->command->control, &msg, sizeof msg, 0, 0);
+    nsb_exit(0);
+}
+
+static void reap(struct watcher *w)
+{
+    struct nsb_rusage usage;
+    int status;
+    long pid;
+    while ((pid = NSB_CALL(__NR_wait4, -1, &status, NSB_WNOHANG | NSB_WALL, &usage)) > 0)
+        if (pid == w->payload)
+            conclude(w, status, &usage);
+}
+
+struct signal_info { uint32_t number, error; int32_t code; uint32_t pid; char rest[112]; };
+
+static void read_signals(struct watcher *w)
+{
+    struct signal_info info;
+    while (NSB_CALL(__NR_read, w->signals, &info, sizeof info) == sizeof info)
+        /* A sender outside this pid namespace shows as pid 0: only those are passed on. */
+        if (info.number != SIGNAL_CHLD && info.pid == 0 && w->payload > 1)
+            NSB_CALL(__NR_kill, w->payload, info.number);
+}
+
+/* In the forked watcher of a later command. */
+static NORETURN void watch_later(struct watcher *init, struct command *c)
+{
+    struct watcher w = {.command = c, .life = -1, .signals = -1, .null = init->null, .pass = {-1, -1}, .payload = -1};
+    int keep[6 + NSB_MAX_JOIN] = {c->control, c->input, c->output, c->error, w.null, -1};
+    for (uint32_t i = 0; i < c->n_join; i++)
+        keep[6 + i] = c->join[i];
+    close_others(keep, 6 + c->n_join);
+    NSB_CALL(__NR_prctl, PR_SET_NAME, "nsbox-watcher");
+    NSB_CALL(__NR_prctl, PR_SET_CHILD_SUBREAPER, 1);
+    long ret = watch_signals(&w);
+    for (uint32_t i = 0; ret >= 0 && i < c->n_join; i++)
+        ret = NSB_CALL(__NR_write, c->join[i], "0", 1);
+    if (ret < 0)
+        refuse(&w, NSB_MSG_FAILED, ret, 0);
+    start_command(&w);
+    watch(&w);
+}
+
+/* NSB_MSG_RUN. What is malformed is answered on the command's own socket where there is one, else dropped. */
+static void run_later(struct watcher *init, const struct nsb_msg *msg, const int *fds, unsigned n)
+{
+    struct command c = {.control = n > 1 ? fds[1] : -1};
+    struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
+    uint64_t size = (uint32_t)msg->err;
+    if (n < 2 || size < sizeof *c.is || size > NSB_MAX_BLOB)
+        return report(c.control, NSB_MSG_FAILED, &why, 0);
+    long at = NSB_CALL(__NR_mmap, 0, size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
+    if (at < 0 && at > -4096)
+        return report(c.control, NSB_MSG_FAILED, &why, 0);
+    c.base = (char *)at;
+    c.is = (struct nsb_command *)at;
+    if (command_valid(c.base, size, c.is) && c.is->argc && take_descriptors(&c, fds + 1, n - 1) == 0) {
+        long pid = NSB_CALL(__NR_clone, SIGNAL_CHLD);
+        if (pid == 0)
+            watch_later(init, &c);
+        why.err = pid < 0 ? (int)pid : 0;
+    }
+    if (why.err < 0)
+        report(c.control, NSB_MSG_FAILED, &why, 0);
+    NSB_CALL(__NR_munmap, at, size);
+}
+
+static void read_control(struct watcher *w)
+{
+    struct nsb_msg msg = {0};
+    int fds[5 + NSB_MAX_JOIN];
+    unsigned n = 5 + NSB_MAX_JOIN;
+    long ret = recv_packet(w->command->control, &msg, sizeof msg, fds, &n);
+    if (ret == 0 || (ret < 0 && ret != -EMSGSIZE)) {
+        /* Nobody is interested any more. init's end ends all; another watcher ends its own tree first. */
+        if (w->is_init)
+            nsb_exit(1);
+        do
+            kill_all(w);
+        while (NSB_CALL(__NR_wait4, -1, 0, NSB_WALL, 0) > 0);
+        nsb_exit(1);
+    }
+    if (ret == sizeof msg && msg.type == NSB_MSG_KILL)
+        kill_all(w);
+    if (ret == sizeof msg && msg.type == NSB_MSG_SIGNAL && msg.err > 0 && msg.err <= 64 && w->payload > 1)
+        NSB_CALL(__NR_kill, w->payload, msg.err);
+    if (ret == sizeof msg && msg.type == NSB_MSG_RUN && w->is_init)
+        run_later(w, &msg, fds, n);
+    while (n)
+        nsb_close(fds[--n]);
+}
+
+long watch_signals(struct watcher *w)
+{
+    uint64_t watched = forwarded | 1u << (SIGNAL_CHLD - 1);
+    NSB_CALL(__NR_rt_sigprocmask, NSB_SIG_SETMASK, &watched, 0, sizeof watched);
+    w->signals = (int)NSB_CALL(__NR_signalfd4, -1, &watched, sizeof watched, SFD_FLAGS);
+    return w->signals;
+}
+
+NORETURN void watch(struct watcher *w)
+{
+    struct nsb_pollfd fds[3] = {{w->command->control, NSB_POLLIN, 0}, {w->signals, NSB_POLLIN, 0}, {w->life, NSB_POLLIN, 0}};
+    for (;;) {
+        reap(w);
+        if (NSB_CALL(__NR_ppoll, fds, w->life >= 0 ? 3 : 2, 0, 0, 0) < 0)
+            continue;
+        if (w->life >= 0 && fds[2].revents)
+            nsb_exit(1);
+        if (fds[1].revents)
+            read_signals(w);
+        if (fds[0].revents)
+            read_control(w);
+    }
+}

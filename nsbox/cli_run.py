@@ -1,0 +1,200 @@
+"""``nsbox run`` and what ``nsbox python`` shares with it: one sandbox, its streams passed on live, its status."""
+
+import os
+import select
+import stat
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsbox import api
+from nsbox.cli_options import Option
+from nsbox.errors import CommandError, NsboxError, SpecError
+from nsbox.launch import prepare
+from nsbox.report import SCHEMA, Result
+from nsbox.spec import Spec
+
+STDIN_CAP = 64 << 20
+#: select(2): what a poll calls ready takes at least this much without blocking
+PIPE_BUF = select.PIPE_BUF
+_LIMIT_WORDS = {
+    "timeout": "it ran for {value:g} s, the --timeout",
+    "cpu_time": "it used {value:g} s of processor time, the --cpu-time",
+    "memory": "it needed more than {size}, the --memory",
+    "pids": "it made more than {value:g} processes and threads, the --pids",
+    "disk": "it wrote more than {size}, the --disk",
+    "output": "it wrote more than {size}, the --output",
+}
+
+
+class DownstreamClosed(Exception):
+    """Nobody reads what the command writes any more."""
+
+
+class Output:
+    """One of our own streams. Waits for a slow reader, but never past ``deadline``: the time limit must be acted on."""
+
+    def __init__(self, fd: int, deadline: float | None, keep: bool) -> None:
+        self.kept: list[bytes] | None = [] if keep else None
+        self._fd = fd
+        self._deadline = deadline
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+        mode = os.fstat(fd).st_mode
+        self._step = sys.maxsize if stat.S_ISREG(mode) else PIPE_BUF
+
+    def write(self, data: bytes) -> None:
+        """Pass it on whole. Raises DownstreamClosed; after the deadline, what nobody takes is dropped."""
+        if self.kept is not None:
+            self.kept.append(data)
+        rest = memoryview(data)
+        while rest:
+            pause = None if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000
+            if not self._poll.poll(pause):
+                return
+            try:
+                rest = rest[os.write(self._fd, rest[: self._step]) :]
+            except BrokenPipeError:
+                raise DownstreamClosed from None
+            except BlockingIOError:  # somebody else made it non-blocking, and a part would fit
+                time.sleep(0.001)
+
+
+def say(text: str) -> None:
+    """One line on standard error, whatever is in it: names of files may hold anything."""
+    line = "".join(c if c.isprintable() or "\ud800" <= c <= "\udfff" else repr(c)[1:-1] for c in text)
+    try:
+        os.write(2, f"nsbox: {line}\n".encode("utf-8", "surrogateescape"))
+    except OSError:
+        pass
+
+
+def spec_of(values: Mapping[str, Any], table: Sequence[Option]) -> Spec:
+    """The Spec that a command line asks for: its options over those of the profile."""
+    own = {option.key for option in table if option.own}
+    options = {key: value for key, value in values.items() if key not in own}
+    try:
+        if "profile" in values:
+            return Spec.from_profile(values["profile"], **options)
+        return Spec.from_dict(options)
+    except SpecError as error:
+        raise SpecError(as_flag(str(error), table)) from None
+
+
+def as_flag(message: str, table: Sequence[Option]) -> str:
+    """An error about an option, by the name that the option has on the command line."""
+    key, colon, rest = message.partition(":")
+    flags = [option.flag for option in table if option.key == key]
+    return f"{flags[0]}:{rest}" if colon and flags else message
+
+
+def read_stdin() -> bytes:
+    """All of standard input. The seam for passing the descriptor itself on, once the supervisor takes one."""
+    chunks, total = [], 0
+    while chunk := os.read(0, 1 << 20):
+        total += len(chunk)
+        if total > STDIN_CAP:
+            raise SpecError(f"--stdin: more than {STDIN_CAP >> 20} MiB; put it in a file and show that with --ro")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+class Report:
+    """Where the report goes. The file is opened before anything runs: a report that cannot be written is told early."""
+
+    def __init__(self, values: Mapping[str, Any], command: Sequence[str]) -> None:
+        self.wanted = "report" in values
+        self._command = list(command)
+        self._json = bool(values.get("json"))
+        self._file = -1
+        if self.wanted:
+            try:
+                self._file = os.open(
+                    values["report"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOCTTY, 0o666
+                )
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise SpecError(f"--report: {values['report']!r}: {reason}; name a file that you may write") from None
+
+    def give(self, text: str) -> None:
+        """Write it wherever it is wanted."""
+        data = text.encode() + b"\n"
+        targets = [fd for fd, wanted in ((self._file, self.wanted), (1, self._json)) if wanted]
+        for fd in targets:
+            try:
+                Output(fd, None, keep=False).write(data)
+            except OSError as error:
+                raise SpecError(f"--report: cannot be written: {error.strerror}; the run itself is over") from None
+
+    def give_error(self, error: Exception) -> None:
+        """The report of a run that came to nothing."""
+        if self._file < 0 and not self._json:
+            return
+        import json
+
+        facts = {"schema": SCHEMA, "argv": self._command, "exit_code": None, "signal": None, "reason": "error"}
+        self.give(json.dumps({**facts, "error": str(error), "kind": type(error).__name__}))
+
+
+def run(values: Mapping[str, Any], command: Sequence[str], table: Sequence[Option]) -> int:
+    """One fresh sandbox for ``command``; the exit status. Raises what ``nsbox.run`` raises."""
+    report = Report(values, command)
+    try:
+        spec = spec_of(values, table)
+        if values.get("verbose"):
+            for line in prepare(spec).plan.describe():
+                say(line)
+        result = _run(values, spec, command, report)
+    except NsboxError as error:
+        report.give_error(error)
+        if isinstance(error, SpecError):
+            raise SpecError(as_flag(str(error), table)) from None
+        raise
+    if report.wanted or values.get("json"):
+        report.give(result.to_json())
+    if not values.get("quiet"):
+        _tell(result, bool(values.get("verbose")))
+    return result.status
+
+
+def _run(values: Mapping[str, Any], spec: Spec, command: Sequence[str], report: Report) -> Result:
+    data = read_stdin() if values.get("stdin") else None
+    if values.get("json"):
+        return api.run(command, spec, stdin=data)
+    timeout = spec.limits.timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
+    out, err = (Output(fd, deadline, keep=report.wanted) for fd in (1, 2))
+    result = api.run(command, spec, stdin=data, on_stdout=out.write, on_stderr=err.write)
+    if report.wanted:
+        result.stdout, result.stderr = b"".join(out.kept or ()), b"".join(err.kept or ())
+    return result
+
+
+def _size(count: float) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.3g} {unit}"
+    return f"{count:g} bytes"
+
+
+def _tell(result: Result, verbose: bool) -> None:
+    for hit in result.limits_hit:
+        name, value = hit["limit"], hit["value"]
+        words = _LIMIT_WORDS.get(name, name).format(value=value, size=_size(value))
+        if name == result.reason:
+            say(f"{result.argv[0]} was ended: {words}")
+        elif name == "output":
+            say(f"the output is not complete: {words}")
+        else:
+            say(f"{result.argv[0]} touched a limit: {words}")
+    if verbose:
+        for step, micros in result.steps.items():
+            say(f"{step:<13}{micros:9.1f} µs")
+        timing = ", ".join(f"{name.removesuffix('_ms')} {value:.1f} ms" for name, value in result.timing.items())
+        say(f"{result.reason}, status {result.status}; {timing}")
+
+
+def status_of(error: NsboxError) -> int:
+    """The exit status for an error: nsbox itself could not (125), or the command could not be executed."""
+    return error.exit_code if isinstance(error, CommandError) else 125

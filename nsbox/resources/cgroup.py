@@ -1,0 +1,317 @@
+"""A cgroup for each sandbox: limits that the kernel enforces, and counters of what was used.
+
+One face over cgroup v2 and v1, chosen for each controller by itself, so that hybrid hosts work. What is where, and what
+an ordinary user needs: docs/cgroups.md.
+"""
+
+import itertools
+import os
+import select
+import threading
+import time
+from typing import Literal, NamedTuple
+
+from nsbox.errors import HostError
+from nsbox.resources import cgroup_fs as fs
+from nsbox.resources import cgroup_v1 as v1
+from nsbox.resources import cgroup_v2 as v2
+from nsbox.resources.cgroup_sweep import remember, sweep
+
+__all__ = ["Cgroup", "Hierarchy", "IoMax", "Limit", "Wanted", "discover", "sweep"]
+
+Limit = Literal["memory", "pids", "cpu", "io"]
+Group = v1.Group | v2.Group
+Event = tuple[int, int, str]
+
+READY = 2  #: groups that are kept made ahead
+RELEASE_S = 0.5  #: how long ``release`` waits for processes that are about to be gone
+COUNTERS = (
+    *("memory_peak_bytes", "memory_failcnt", "oom_kills", "pids_peak", "pids_events"),
+    *("cpu_usage_us", "cpu_user_us", "cpu_system_us", "cpu_throttled_count", "cpu_throttled_us"),
+    *("io_read_bytes", "io_write_bytes", "pressure_cpu_us", "pressure_io_us", "pressure_memory_us"),
+)
+_V1_NAME = {"io": "blkio"}
+_number = itertools.count(1)
+
+
+class IoMax(NamedTuple):
+    """Limits for one block device, a second each; None is unlimited."""
+
+    device: str  #: major:minor
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+    read_operations: int | None = None
+    write_operations: int | None = None
+
+
+class Wanted(NamedTuple):
+    """The limits of one group; None is unlimited."""
+
+    memory: int | None  #: bytes
+    pids: int | None
+    cpus: float | None
+    io_max: tuple[IoMax, ...] = ()
+
+
+class Cgroup:
+    """The groups of one sandbox in all hierarchies that are used for it."""
+
+    def __init__(self, owner: "Hierarchy", wanted: Wanted, groups: list[Group]) -> None:
+        self.wanted = wanted
+        self._owner = owner
+        self._groups = groups
+        self._v2 = next((group for group in groups if isinstance(group, v2.Group)), None)
+        self._clock = self._v2 or next((group for group in groups if "cpuacct" in group.controllers), None)
+        #: v1: a descriptor of each ``tasks`` file, to which pid 1 writes "0" before it executes anything
+        self.join = tuple(group.open("tasks", os.O_WRONLY) for group in groups if isinstance(group, v1.Group))
+        #: v2: the group's directory for CLONE_INTO_CGROUP, or -1
+        self.into = self._v2.fd if self._v2 else -1
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where the groups are."""
+        return tuple(group.path for group in self._groups)
+
+    def joined(self) -> None:
+        """Close the descriptors of ``join``; they are of no more use once the sandbox runs."""
+        self.join = ()
+        for group in self._groups:
+            group.shut("tasks")
+
+    def set(self, wanted: Wanted) -> None:
+        """Change the limits of a sandbox that runs. Raises HostError where a limit has no group to set it on."""
+        for limit in needed(wanted):
+            name = _V1_NAME.get(limit, limit)
+            if not any({limit, name} & group.controllers for group in self._groups):
+                raise HostError(
+                    f"the {limit} limit cannot be added: {' and '.join(self.paths)} were made without it",
+                    remedy=f"start the sandbox with a limit for {limit}, which can then be changed",
+                )
+        for group in self._groups:
+            group.set(wanted)
+        self.wanted = wanted
+
+    def counters(self) -> dict[str, int | None]:
+        """Everything in COUNTERS; None where the kernel does not tell. Costs some tens of microseconds."""
+        found: dict[str, int | None] = dict.fromkeys(COUNTERS)
+        for group in self._groups:
+            found |= group.counters()
+        return found
+
+    def cpu_usage_us(self) -> int | None:
+        """CPU time of everything that ever ran inside, in microseconds, by one system call."""
+        try:
+            return self._clock.cpu_usage_us() if self._clock else None
+        except OSError:
+            return None
+
+    def event_fds(self) -> list[Event]:
+        """(descriptor, poll events, "memory" or "pids"): ready when memory ran out, or a process was refused.
+
+        Answer each event with ``drain``. The descriptors are closed by ``release``.
+        """
+        found: list[Event] = []
+        for group in self._groups:
+            if "memory" in group.controllers and isinstance(group, v1.Group):
+                if (event := group.oom_event()) >= 0:
+                    found.append((event, select.POLLIN, "memory"))
+            for name in {"memory", "pids"} & group.controllers:
+                try:
+                    fd = group.open(f"{name}.events")
+                except OSError:
+                    continue
+                self.drain(fd)  # a change counts from the last time that the file was read
+                found.append((fd, select.POLLPRI, name))
+        return found
+
+    @staticmethod
+    def drain(fd: int) -> None:
+        """Make an event descriptor wait for the next event."""
+        try:
+            os.lseek(fd, 0, os.SEEK_SET)
+        except OSError:  # an eventfd
+            pass
+        try:
+            os.read(fd, 4096)
+        except OSError:
+            pass
+
+    def kill(self) -> bool:
+        """SIGKILL everything inside. False when it cannot be done here, or takes longer than half a second."""
+        group = self._v2 or self._with("freezer") or self._with("pids") or self._with("memory")
+        try:
+            return group.kill(RELEASE_S) if group else False
+        except (HostError, OSError):
+            return False
+
+    def freeze(self) -> bool:
+        """Stop everything inside; whether all has stopped within half a second. Raises HostError."""
+        return self._freezer().freeze(True)
+
+    def thaw(self) -> bool:
+        """Continue what ``freeze`` stopped. Raises HostError."""
+        return self._freezer().freeze(False)
+
+    def _with(self, controller: str) -> Group | None:
+        return next((group for group in self._groups if controller in group.controllers), None)
+
+    def _freezer(self) -> Group:
+        group = self._v2 or self._with("freezer")
+        if group is None:
+            raise HostError(
+                "a sandbox cannot be frozen here: neither cgroup v2 nor the v1 freezer can be used",
+                remedy="run: nsbox doctor",
+            )
+        return group
+
+    def release(self, timeout_s: float = RELEASE_S) -> bool:
+        """Remove the groups; False when processes are still in one after ``timeout_s``. Idempotent, never raises."""
+        deadline = time.monotonic() + timeout_s
+        self.join, self.into = (), -1
+        groups, self._groups = self._groups, []
+        self._v2 = self._clock = None
+        done = True
+        for group in groups:
+            group.close()
+            if not fs.remove_dir(group.nest.fd, group.name, deadline):
+                self._owner.left.append(group)
+                done = False
+        return done
+
+
+def needed(wanted: Wanted) -> list[Limit]:
+    """The limits that ``wanted`` sets."""
+    values: list[tuple[Limit, object]] = [("memory", wanted.memory), ("pids", wanted.pids), ("cpu", wanted.cpus)]
+    return [limit for limit, value in values if value is not None] + (["io"] if wanted.io_max else [])
+
+
+class Hierarchy:
+    """Where this process can make groups. The facts never change; the groups below it do. Thread-safe."""
+
+    def __init__(
+        self, state: str, places: list[v1.Place], place: v2.Place | None, refusals: dict[str, tuple[str, str]]
+    ) -> None:
+        self.state, self.refusals = state, refusals
+        self.place = place
+        self.where: dict[str, tuple[int, str]] = {}  #: controller by its v2 name → (version, base)
+        for one in places:
+            self.where |= {"io" if name == "blkio" else name: (1, one.base) for name in one.controllers}
+        if place:
+            self.where |= {name: (2, place.base) for name in place.controllers}
+        self._nests: list[tuple[fs.Nest, frozenset[str]]] = [
+            (fs.Nest(one.base), one.controllers - (place.controllers if place else frozenset())) for one in places
+        ]
+        self._v2 = v2.Nest(place, own_pids()) if place else None
+        self._ready: list[Cgroup] = []
+        self._last: Wanted | None = None
+        self.left: list[Group] = []  #: could not be removed yet
+        self._lock = threading.Lock()
+        self._remembered = False
+
+    def strength(self, limit: Limit) -> tuple[bool, str, str]:
+        """(whether the kernel can enforce it, by what or why not, what would mend that)."""
+        if limit in self.where:
+            version, base = self.where[limit]
+            name = _V1_NAME.get(limit, limit) if version == 1 else limit
+            return True, f"cgroup v{version} {name} at {base}/{fs.PARENT}", ""
+        return False, *self.refusals.get(limit, ("no cgroup file system is mounted", "run: nsbox doctor"))
+
+    def make(self, wanted: Wanted, name: str) -> Cgroup:
+        """Groups with these limits set, empty: one made ahead when there is one. Raises HostError."""
+        with self._lock:
+            self._last = wanted
+            for index, ready in enumerate(self._ready):
+                if ready.wanted == wanted:
+                    return self._ready.pop(index)
+        return self._fresh(wanted, name)
+
+    def refill(self) -> None:
+        """Make groups ahead for the next launch like the last, and try again what could not be removed. Never raises."""
+        with self._lock:
+            wanted, left = self._last, self.left
+            self.left = []
+            stale = [ready for ready in self._ready if ready.wanted != wanted]
+            self._ready = [ready for ready in self._ready if ready.wanted == wanted]
+            missing = READY - len(self._ready) if wanted else 0
+        self.left += [group for group in left if not fs.remove_dir(group.nest.fd, group.name, 0)]
+        for ready in stale:
+            ready.release()
+        try:
+            for _ in range(missing):
+                fresh = self._fresh(wanted, "ready")  # type: ignore[arg-type]
+                with self._lock:
+                    self._ready.append(fresh)
+        except HostError:
+            return  # the next launch will say so
+
+    def close(self) -> None:
+        """Remove what was made ahead, and our directories where nothing is left in them. It can be used again."""
+        with self._lock:
+            ready, self._ready = self._ready, []
+            self._last = None
+        for one in ready:
+            one.release()
+        for group in self.left:
+            fs.remove_dir(group.nest.fd, group.name, 0)
+        for nest in [*(nest for nest, _ in self._nests), *([self._v2] if self._v2 else [])]:
+            nest.close()
+
+    def forget(self) -> None:
+        """In a forked child: close what belongs to the parent, which goes on using it."""
+        for ready in self._ready:
+            for group in ready._groups:
+                group.close()
+        self._ready = []
+        for nest in [*(nest for nest, _ in self._nests), *([self._v2] if self._v2 else [])]:
+            if nest.fd >= 0:
+                os.close(nest.fd)
+                nest.fd = -1
+
+    def _fresh(self, wanted: Wanted, name: str) -> Cgroup:
+        for limit in needed(wanted):
+            available, reason, remedy = self.strength(limit)
+            if not available:
+                raise HostError(f"the {limit} limit cannot be enforced: {reason}", remedy=remedy)
+        unique = f"{next(_number)}-{name}"
+        groups: list[Group] = []
+        try:
+            for attempt in range(3):
+                try:
+                    self._make_groups(groups, wanted, unique)
+                    return Cgroup(self, wanted, groups)
+                except FileNotFoundError:  # our directory was removed under us; the nest makes another
+                    self._undo(groups)
+                    self.close()
+                    if attempt == 2:
+                        raise
+        except OSError as error:  # a HostError is one, too
+            self._undo(groups)
+            if isinstance(error, HostError):
+                raise
+            raise HostError(
+                f"cannot make a cgroup {unique}: {error.strerror}", remedy="run: nsbox gc", errno=error.errno
+            ) from None
+        raise AssertionError
+
+    def _make_groups(self, groups: list[Group], wanted: Wanted, name: str) -> None:
+        use = {"memory", "pids", *(_V1_NAME.get(limit, limit) for limit in needed(wanted))}
+        if self._v2 is None:
+            use |= {"cpuacct", "freezer"}  # v2 has both without any controller
+        else:
+            group = v2.Group(self._v2, name, self._v2.place.controllers)
+            groups.append(group)
+            for limit in needed(wanted):
+                if limit in self._v2.refused and self.where[limit][0] == 2:
+                    raise HostError(f"the {limit} limit cannot be enforced: {self._v2.refused[limit]}", remedy="x")
+            group.set(wanted, fresh=True)
+        for nest, controllers in self._nests:
+            if controllers & use:
+                groups.append(one := v1.Group(nest, name, controllers))
+                one.set(wanted, fresh=True)
+
+    @staticmethod
+    def _undo(groups: list[Group]) -> None:
+        for group in groups:
+            group.close()
+            fs.remove_dir(group.nest.fd, group.name, 0)
+        groups.clear()

@@ -1,0 +1,173 @@
+"""cgroup v1: one hierarchy for each controller, or for some that are mounted together.
+
+A process cannot be born in a v1 group of another's choice. It writes "0" to ``tasks`` as its first act instead: a single
+thread that moves itself needs none of the locks that make moving another process take milliseconds.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsbox.errors import HostError
+from nsbox.resources import cgroup_fs as fs
+
+if TYPE_CHECKING:
+    from nsbox.resources.cgroup import Wanted
+
+PERIOD_US = 100_000
+_UNLIMITED = -1
+_USED = frozenset(("memory", "pids", "cpu", "cpuacct", "freezer", "blkio"))
+_FROZEN_WITHIN_S = 0.5
+#: sysconf(SC_CLK_TCK) is what cpuacct.stat counts in
+_TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+class Place(NamedTuple):
+    """A hierarchy in which the caller may make groups, directly below ``base``."""
+
+    base: str
+    controllers: frozenset[str]
+
+
+def find(mounts: list[fs.Mount], own: Mapping[str, str]) -> tuple[list[Place], dict[str, str]]:
+    """Where groups can be made, and for each controller without such a place the reason.
+
+    The root of a hierarchy where it may be written, so that nobody else's limits or processes are touched; else the
+    caller's own group, which an administrator may have given to it.
+    """
+    places: list[Place] = []
+    refusals: dict[str, str] = {}
+    for mount in mounts:
+        controllers = mount.controllers & _USED
+        if mount.version != 1 or not controllers or any(controllers & place.controllers for place in places):
+            continue
+        inside = mount.directory(next((own[name] for name in controllers if name in own), "/.."))
+        candidates = [mount.point] if inside in (None, mount.point) else [mount.point, str(inside)]
+        base = next((path for path in candidates if fs.writable(path)), None)
+        if base:
+            places.append(Place(base, controllers))
+        else:
+            refusals |= dict.fromkeys(controllers, f"cgroup v1: {' and '.join(candidates)} cannot be written")
+    return places, refusals
+
+
+class Group(fs.Group):
+    """A group for one sandbox in one v1 hierarchy."""
+
+    def __init__(self, nest: fs.Nest, name: str, controllers: frozenset[str]) -> None:
+        super().__init__(nest, name)
+        self.controllers = controllers
+
+    def set(self, wanted: "Wanted", fresh: bool = False) -> None:
+        """Write the limits. ``fresh``: the group is new, so what is unlimited is so already."""
+        if "memory" in self.controllers and not (fresh and wanted.memory is None):
+            self._set_memory(_UNLIMITED if wanted.memory is None else wanted.memory)
+        if "pids" in self.controllers and not (fresh and wanted.pids is None):
+            self.write("pids.max", "max" if wanted.pids is None else wanted.pids)
+        if "cpu" in self.controllers and not (fresh and wanted.cpus is None):
+            self.write("cpu.cfs_quota_us", _UNLIMITED if wanted.cpus is None else quota_us(wanted.cpus))
+        if "blkio" in self.controllers:
+            for one in wanted.io_max:
+                for name, value in zip(("read_bps", "write_bps", "read_iops", "write_iops"), one[1:], strict=True):
+                    if value is not None:
+                        self.write(f"blkio.throttle.{name}_device", f"{one.device} {value}")
+
+    def _set_memory(self, limit: int) -> None:
+        # The limit may never exceed that of memory and swap together: lower it first, raise it last.
+        plain, both = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
+        counted = fs.read_at(self.fd, both) is not None
+        first_error: HostError | None = None
+        for order in ((plain, both), (both, plain)):
+            try:
+                for name in order if counted else (plain,):
+                    self.write(name, limit)
+            except HostError as error:
+                first_error = first_error or error
+            else:
+                break
+        else:
+            raise first_error or AssertionError
+        if not counted and limit != _UNLIMITED:
+            # Without swap accounting, at least nothing of the group is swapped by its own choice.
+            self.write("memory.swappiness", 0, optional=True)
+
+    def counters(self) -> dict[str, int | None]:
+        """What this hierarchy knows."""
+        found: dict[str, int | None] = {}
+        if "memory" in self.controllers:
+            found["memory_peak_bytes"] = fs.number_at(self.fd, "memory.max_usage_in_bytes")
+            found["memory_failcnt"] = fs.number_at(self.fd, "memory.failcnt")
+            # oom_kill came with Linux 4.13
+            found["oom_kills"] = fs.flat(fs.read_at(self.fd, "memory.oom_control")).get("oom_kill")
+        if "pids" in self.controllers:
+            found["pids_peak"] = fs.number_at(self.fd, "pids.peak")  # Linux 6.11
+            found["pids_events"] = fs.flat(fs.read_at(self.fd, "pids.events")).get("max")
+        if "cpu" in self.controllers:
+            stat = fs.flat(fs.read_at(self.fd, "cpu.stat"))
+            found["cpu_throttled_count"] = stat.get("nr_throttled")
+            found["cpu_throttled_us"] = stat["throttled_time"] // 1000 if "throttled_time" in stat else None
+        if "cpuacct" in self.controllers:
+            found |= self._cpu_time()
+        if "blkio" in self.controllers:
+            text = fs.read_at(self.fd, "blkio.throttle.io_service_bytes_recursive")
+            rows = [row for row in (line.split() for line in (text or "").splitlines()) if len(row) == 3]
+            for name, kind in (("io_read_bytes", "Read"), ("io_write_bytes", "Write")):
+                found[name] = sum(int(row[2]) for row in rows if row[1] == kind) if text is not None else None
+        return found
+
+    def _cpu_time(self) -> dict[str, int | None]:
+        stat = fs.flat(fs.read_at(self.fd, "cpuacct.stat"))
+        found: dict[str, int | None] = {"cpu_usage_us": self.cpu_usage_us()}
+        for name, kind in (("cpu_user_us", "user"), ("cpu_system_us", "system")):
+            found[name] = stat[kind] * _TICK_US if kind in stat else None
+        return found
+
+    def cpu_usage_us(self) -> int:
+        """CPU time of all processes ever in the group, in microseconds; one system call. Raises OSError."""
+        return int(os.pread(self.open("cpuacct.usage"), 32, 0)) // 1000
+
+    def freeze(self, frozen: bool) -> bool:
+        """Stop or continue everything in the group (freezer); whether it has come to pass in time."""
+        goal = "FROZEN" if frozen else "THAWED"
+        deadline = time.monotonic() + _FROZEN_WITHIN_S
+        while True:
+            # Writing again catches processes that were forked while the first round went on.
+            self.write("freezer.state", goal)
+            if (fs.read_at(self.fd, "freezer.state") or "").strip() == goal:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+
+    def kill(self, timeout_s: float) -> bool:
+        """SIGKILL everything; with the freezer nothing can fork away meanwhile. Whether the group is empty."""
+        deadline = time.monotonic() + timeout_s
+        if "freezer" not in self.controllers:
+            return fs.kill_members(self.fd, deadline)
+        self.freeze(True)
+        try:
+            # A frozen process takes the signal when it thaws.
+            fs.kill_members(self.fd, time.monotonic())
+        finally:
+            self.freeze(False)
+        return fs.kill_members(self.fd, deadline)
+
+    def oom_event(self) -> int:
+        """An eventfd(2) that counts the times the group ran out of memory, -1 where there is none."""
+        try:
+            event = self.files["oom"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            control = self.open("memory.oom_control")
+            fs.write_at(self.fd, "cgroup.event_control", f"{event} {control}")
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL, errno.EACCES, errno.EPERM):
+                raise
+            self.shut("oom")
+            return -1
+        return event
+
+
+def quota_us(cpus: float) -> int:
+    """The CPU time that ``cpus`` processors give in one period; the kernel takes no less than a millisecond."""
+    return max(1000, round(cpus * PERIOD_US))

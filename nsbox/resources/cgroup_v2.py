@@ -1,0 +1,216 @@
+"""cgroup v2: one tree for all controllers; a process is born in its group (CLONE_INTO_CGROUP).
+
+A group that shares controllers out to its children may have no processes of its own, the real root excepted ("no
+internal processes", cgroups(7)). So the base is the root of the host's tree, a group that has children with
+controllers already, or the caller's own group once the caller has moved itself out of it into a leaf.
+"""
+
+import os
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsbox.errors import HostError
+from nsbox.resources import cgroup_fs as fs
+from nsbox.resources.cgroup_v1 import PERIOD_US, quota_us
+
+if TYPE_CHECKING:
+    from nsbox.resources.cgroup import Wanted
+
+LEAF = "nsbox-self"  #: where the caller moves itself when it was the only one in its delegated group
+_USED = frozenset(("cpu", "io", "memory", "pids"))
+_FROZEN_WITHIN_S = 0.5
+
+
+class Place(NamedTuple):
+    """A group below which the caller may make its own."""
+
+    base: str
+    controllers: frozenset[str]
+    move: bool  #: the caller has to leave ``base`` for a leaf first
+
+
+def _words(path: str, name: str) -> list[str]:
+    return fs.read_text(f"{path}/{name}").split()
+
+
+def _name_of(pid: str) -> str:
+    return fs.read_text(f"/proc/{pid}/comm").strip() or "of another pid namespace"
+
+
+def _limited(path: str) -> str:
+    """The first limit of a group that must not be evaded by going above it, "" if it has none."""
+    for name in ("memory.max", "cpu.max"):
+        if (words := _words(path, name)) and words[0] != "max":
+            return name
+    return ""
+
+
+def find(mount: fs.Mount, own: str, ours: Collection[int]) -> tuple[Place | None, str]:
+    """Where groups can be made, or why nowhere. ``own`` is the caller's group; ``ours`` are pids that may be moved."""
+    # Only the real root has no cgroup.type: a container's is an ordinary group (cgroups(7)).
+    if mount.root == "/" and not os.path.exists(mount.point + "/cgroup.type"):
+        if fs.writable(mount.point) and fs.writable(mount.point + "/cgroup.subtree_control"):
+            return Place(mount.point, _USED & {*_words(mount.point, "cgroup.controllers")}, False), ""
+    path = mount.directory(own)
+    if path is None:
+        return None, f"cgroup v2: the group {own} of this process does not show in {mount.point}"
+    reasons = []
+    while True:
+        place, reason = _usable(path, ours)
+        if place:
+            return place, ""
+        reasons.append(reason)
+        if limit := _limited(path):
+            reasons.append(f"going above it would evade its {limit}")
+            break
+        if path == mount.point or path == "/":
+            break
+        path = os.path.dirname(path)
+    return None, "cgroup v2: " + "; ".join(dict.fromkeys(reasons[:2]))
+
+
+def _usable(path: str, ours: Collection[int]) -> tuple[Place | None, str]:
+    if not all(fs.writable(f"{path}/{name}") for name in ("", "cgroup.procs", "cgroup.subtree_control")):
+        return None, f"{path} cannot be written"
+    if fs.read_text(path + "/cgroup.type").strip() not in ("domain", ""):
+        return None, f"{path} is of the threaded kind"
+    controllers = _USED & {*_words(path, "cgroup.controllers")}
+    processes = _words(path, "cgroup.procs")
+    if _words(path, "cgroup.subtree_control") or not processes:
+        return Place(path, controllers, False), ""
+    others = [pid for pid in processes if int(pid) not in ours]
+    if not others:
+        return Place(path, controllers, True), ""
+    return None, (
+        f"{path} has other processes in it ({others[0]} {_name_of(others[0])}), so that it cannot share its"
+        " controllers out to groups below"
+    )
+
+
+class Nest(fs.Nest):
+    """The owner's directory, with the controllers shared out on the way to it."""
+
+    def __init__(self, place: Place, ours: Collection[int]) -> None:
+        super().__init__(place.base, self._share_out)
+        self.place, self.ours = place, ours
+        self.refused: dict[str, str] = {}  #: controller → why it could not be had after all
+
+    def _share_out(self, path: str) -> None:
+        control = path + "/cgroup.subtree_control"
+        missing = self.place.controllers - {*_words(path, "cgroup.subtree_control")} - self.refused.keys()
+        if not missing:
+            return
+        if self.place.move and path == self.base:
+            self._leave()
+        for name in sorted(missing):  # one by one: a list is taken as a whole or not at all
+            try:
+                _write(control, "+" + name)
+            except OSError as error:
+                self.refused[name] = f"cannot enable {name} in {control}: {error.strerror}"
+
+    def _leave(self) -> None:
+        leaf = f"{self.base}/{LEAF}"
+        try:
+            os.mkdir(leaf, 0o755)
+        except FileExistsError:
+            pass
+        for pid in _words(self.base, "cgroup.procs"):
+            if int(pid) in self.ours:
+                _write(leaf + "/cgroup.procs", pid)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+class Group(fs.Group):
+    """A group for one sandbox in the v2 tree, with limits for ``controllers``."""
+
+    def __init__(self, nest: Nest, name: str, controllers: frozenset[str]) -> None:
+        super().__init__(nest, name)
+        self.controllers = controllers
+
+    def set(self, wanted: "Wanted", fresh: bool = False) -> None:
+        """Write the limits. ``fresh``: the group is new, so what is unlimited is so already."""
+        if "memory" in self.controllers and not (fresh and wanted.memory is None):
+            limited = wanted.memory is not None
+            self.write("memory.swap.max", 0 if limited else "max", optional=True)
+            # Half a sandbox is of no use to anybody: when memory is out, all of it ends.
+            self.write("memory.oom.group", int(limited), optional=True)
+            self.write("memory.max", "max" if wanted.memory is None else wanted.memory)
+        if "pids" in self.controllers and not (fresh and wanted.pids is None):
+            self.write("pids.max", "max" if wanted.pids is None else wanted.pids)
+        if "cpu" in self.controllers and not (fresh and wanted.cpus is None):
+            quota = "max" if wanted.cpus is None else quota_us(wanted.cpus)
+            self.write("cpu.max", f"{quota} {PERIOD_US}")
+        if "io" in self.controllers:
+            for one in wanted.io_max:
+                pairs = zip(("rbps", "wbps", "riops", "wiops"), one[1:], strict=True)
+                self.write("io.max", " ".join([one.device, *(f"{k}={'max' if v is None else v}" for k, v in pairs)]))
+
+    def counters(self) -> dict[str, int | None]:
+        """What this tree knows; the time processes waited for a resource is under ``pressure_*_us``."""
+        found: dict[str, int | None] = {}
+        if "memory" in self.controllers:
+            events = fs.flat(fs.read_at(self.fd, "memory.events"))
+            found["memory_peak_bytes"] = fs.number_at(self.fd, "memory.peak")  # Linux 5.19
+            found["memory_failcnt"], found["oom_kills"] = events.get("max"), events.get("oom_kill")
+        if "pids" in self.controllers:
+            found["pids_peak"] = fs.number_at(self.fd, "pids.peak")  # Linux 6.11
+            found["pids_events"] = fs.flat(fs.read_at(self.fd, "pids.events")).get("max")
+        stat = fs.flat(fs.read_at(self.fd, "cpu.stat"))
+        for name in ("usage", "user", "system"):
+            found[f"cpu_{name}_us"] = stat.get(f"{name}_usec")
+        if "cpu" in self.controllers:
+            found["cpu_throttled_count"], found["cpu_throttled_us"] = (
+                stat.get("nr_throttled"),
+                stat.get("throttled_usec"),
+            )
+        if "io" in self.controllers and (text := fs.read_at(self.fd, "io.stat")) is not None:
+            pairs = [pair.partition("=") for pair in text.split() if "=" in pair]
+            found["io_read_bytes"] = sum(int(value) for key, _, value in pairs if key == "rbytes")
+            found["io_write_bytes"] = sum(int(value) for key, _, value in pairs if key == "wbytes")
+        for name in ("cpu", "io", "memory"):
+            found[f"pressure_{name}_us"] = _stalled_us(fs.read_at(self.fd, f"{name}.pressure"))
+        return found
+
+    def cpu_usage_us(self) -> int:
+        """CPU time of all processes ever in the group, in microseconds; one system call. Raises OSError."""
+        return int(os.pread(self.open("cpu.stat"), 32, 0).split()[1])
+
+    def freeze(self, frozen: bool) -> bool:
+        """Stop or continue everything in the group; whether it has come to pass in time. Linux 5.2."""
+        self.write("cgroup.freeze", int(frozen))
+        deadline = time.monotonic() + _FROZEN_WITHIN_S
+        while fs.flat(fs.read_at(self.fd, "cgroup.events")).get("frozen") != int(frozen):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def kill(self, timeout_s: float) -> bool:
+        """SIGKILL everything at once, also what is being forked just now (cgroup.kill, Linux 5.14)."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self.write("cgroup.kill", 1)
+        except HostError:
+            try:
+                self.freeze(True)  # unlike on v1, what is frozen can be killed
+            except HostError:
+                pass
+            return fs.kill_members(self.fd, deadline)
+        return True
+
+
+def _stalled_us(text: str | None) -> int | None:
+    """The total of the "some" line of a pressure file."""
+    for line in (text or "").splitlines():
+        words = line.split()
+        if words[0] == "some" and words[-1].startswith("total="):
+            return int(words[-1].removeprefix("total="))
+    return None

@@ -1,0 +1,98 @@
+"""Watching a sandbox from the host side, where no cgroup controller can be had: processes, memory, processor time.
+
+Everything inside is a descendant of its init (orphans are handed to it: pid_namespaces(7)), so one walk from there sees
+all of it. What is read is text of the kernel's, never of a process's; entries of processes that end meanwhile vanish,
+which is no error.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Sample(NamedTuple):
+    """What all processes of a sandbox use together."""
+
+    processes: tuple[int, ...]  #: host pids, init's first
+    threads: int
+    cpu_s: float  #: user and system, of the living and of those they have waited for
+    resident: int  #: bytes, shared pages counted once per process
+
+
+def _read(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 1 << 16)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _children(pid: int) -> Iterator[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        yield from map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+
+
+def processes(init: int) -> list[int]:
+    """``init`` and every process below it, by host pid."""
+    found = [init]
+    for pid in found:
+        found += _children(pid)
+    return found
+
+
+def cpu_ticks(stat: bytes) -> tuple[int, int]:
+    """(clock ticks used, threads) from the text of /proc/PID/stat; the name in it may contain anything."""
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    if len(fields) < 18:
+        return 0, 0
+    return sum(int(fields[i]) for i in (11, 12, 13, 14)), int(fields[17])
+
+
+def sample(init: int) -> Sample:
+    """One look at the whole tree."""
+    found = processes(init)
+    ticks = threads = pages = 0
+    for pid in found:
+        used, count = cpu_ticks(_read(f"/proc/{pid}/stat"))
+        ticks += used
+        threads += count
+        statm = _read(f"/proc/{pid}/statm").split()
+        pages += int(statm[1]) if len(statm) > 1 else 0
+    return Sample(tuple(found), threads, ticks / _TICKS, pages * _PAGE)
+
+
+def proportional(pids: tuple[int, ...]) -> int:
+    """Bytes resident with shared pages divided among those that share them (smaps_rollup; slow, so only when it matters)."""
+    total = 0
+    for pid in pids:
+        for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+            if line.startswith(b"Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def unmapped_memory(pids: tuple[int, ...]) -> int:
+    """Bytes in memfds that are held by descriptor: resident, but in no process's statm while they are not mapped."""
+    seen: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{number}"
+                with contextlib.suppress(OSError):
+                    if os.readlink(path).startswith("/memfd:"):
+                        status = os.stat(path)
+                        seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(seen.values())
