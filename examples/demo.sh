@@ -68,7 +68,7 @@ host() {
     "$@" 2>&1 | sed 's/^/  /'
 }
 
-printf '%s\n' "nsbox runs a command in a fresh sandbox that is gone afterwards. This is kernel $(uname -r), user $(id -un)."
+printf '%s\n' "nsbox runs a command in a fresh sandbox that is gone afterwards. This is kernel $(uname -r), uid $(id -u)."
 
 step "What is visible: a root of its own, one user, three processes"
 box 0 run -- sh -c 'ls -m /; id; ps -e'

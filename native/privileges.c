@@ -37,7 +37,25 @@ long set_limits(const struct nsb_plan *plan)
 /* landlock(7); the structures are ABI and newer than the headers of some distributions that we build on. */
 struct ruleset_attr { uint64_t handled_fs, handled_net, scoped; };
 struct path_beneath { uint64_t access; int fd; } __attribute__((packed));
-enum { RULE_PATH_BENEATH = 1 };
+enum { RULE_PATH_BENEATH = 1, TYPE_MASK = 0170000, TYPE_DIRECTORY = 0040000 };
+
+/* What can be granted on a file: execute, write, read, truncate, ioctl. The kernel refuses a rule that grants more. */
+static const uint64_t file_rights = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15;
+
+static long add_rule(int ruleset, const char *path, uint64_t access)
+{
+    struct statx st;
+    OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, path, O_PATH | O_CLOEXEC);
+    if (fd < 0)
+        return fd == -ENOENT ? 0 : fd;
+    long ret = NSB_CALL(__NR_statx, fd, "", AT_EMPTY_PATH, STATX_TYPE, &st);
+    if (ret < 0)
+        return ret;
+    if ((st.stx_mode & TYPE_MASK) != TYPE_DIRECTORY)
+        access &= file_rights;
+    struct path_beneath rule = {access, fd};
+    return NSB_CALL(__NR_landlock_add_rule, ruleset, RULE_PATH_BENEATH, &rule, 0);
+}
 
 long restrict_files(const struct nsb_plan *plan)
 {
@@ -51,13 +69,7 @@ long restrict_files(const struct nsb_plan *plan)
     if (ruleset < 0)
         return ruleset;
     for (uint32_t i = 0; i < plan->n_rules; i++) {
-        OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, plan_string(plan, rules[i].path), O_PATH | O_CLOEXEC);
-        if (fd == -ENOENT)
-            continue;
-        if (fd < 0)
-            return fd;
-        struct path_beneath rule = {rules[i].access, fd};
-        long ret = NSB_CALL(__NR_landlock_add_rule, ruleset, RULE_PATH_BENEATH, &rule, 0);
+        long ret = add_rule(ruleset, plan_string(plan, rules[i].path), rules[i].access);
         if (ret < 0)
             return ret;
     }

@@ -11,11 +11,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -237,6 +239,51 @@ int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsign
         return pair[0];
     close(pair[0]);
     return ret;
+}
+
+/* Asks a sandbox's init to start another program; answers the socket to the watcher of that program. */
+int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds)
+{
+    struct nsb_msg msg = {.type = NSB_MSG_RUN, .err = (int)size};
+    int pair[2], all[MAX_FDS];
+    if (n_fds + 2 > MAX_FDS)
+        return -E2BIG;
+    OWNED_FD memory = sealed_memory("nsbox-command", blob, size, 0);
+    if (memory < 0)
+        return memory;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+        return -errno;
+    all[0] = memory;
+    all[1] = pair[1];
+    memcpy(all + 2, fds, n_fds * sizeof *fds);
+    int ret = send_with(control, &msg, sizeof msg, all, n_fds + 2);
+    close(pair[1]);
+    if (ret == 0)
+        return pair[0];
+    close(pair[0]);
+    return ret;
+}
+
+/* openat2(2), which the C library does not wrap. RESOLVE_IN_ROOT makes a sandbox's root the end of every path. */
+int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve)
+{
+    struct open_how how = {.flags = flags | O_CLOEXEC, .mode = mode, .resolve = resolve};
+    long ret;
+    int tries = 64;
+    do
+        ret = syscall(SYS_openat2, root, path, &how, sizeof how);
+    while (ret < 0 && (errno == EAGAIN || errno == EINTR) && --tries);
+    return ret < 0 ? -errno : (int)ret;
+}
+
+/* The ids that this thread shows to file systems: setfsuid(2). The C library keeps it to the calling thread, and the
+ * kernel takes the file capabilities away with root's id, so that a privileged caller can act as the payload would. */
+int nsb_act_as(unsigned uid, unsigned gid)
+{
+    setfsgid(gid);
+    setfsuid(uid);
+    /* It answers the former id and tells no error: an impossible id asks for the present one. */
+    return (unsigned)setfsuid((uid_t)-1) == uid && (unsigned)setfsgid((gid_t)-1) == gid ? 0 : -EPERM;
 }
 
 int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room) { return receive(control, msg, fds, room); }

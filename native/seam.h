@@ -15,6 +15,9 @@ int nsb_zygote_start(int *pid);
 int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
                int *pidfd);
 int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room);
+int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);
+int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
+int nsb_act_as(unsigned uid, unsigned gid);
 long nsb_write(int fd, const void *data, size_t size);
 int nsb_tell(int control, uint32_t type, int value);
 /* cdef:end */

@@ -118,7 +118,7 @@ def _doctor(arguments: list[str]) -> int:
     found = doctor.facts()
     text = doctor.to_json(found) if values.get("json") else doctor.render(found, _colour())
     _print(text.rstrip("\n") + "\n")
-    return 0
+    return 125 if any(fact.needed and not fact.ok for fact in found) else 0
 
 
 def _version() -> str:
@@ -209,10 +209,14 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The program. Leaves without the interpreter's farewell, which costs milliseconds and has nothing left to do."""
+    """The program. Leaves without the interpreter's farewell to every module, which costs 8 ms and frees what is freed
+    anyway; what modules have registered for the end is still called."""
+    import atexit
+
     try:
         _prepare_process()
         status = call(sys.argv[1:])
     except Interrupted as end:
         status = 128 + end.number
+    atexit._run_exitfuncs()
     os._exit(status)

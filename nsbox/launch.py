@@ -104,7 +104,7 @@ def _check_sources(plan: Plan) -> None:
 def _prepare(spec: Spec, host: Host, where: tuple[str, ...]) -> Prepared:
     plan = make_plan(spec, host)
     root = skeleton.ensure(plan.skeleton, host.state)
-    return Prepared(spec, host, plan, root, compile_plan(plan, root, cached_filter(plan.seccomp)))
+    return Prepared(spec, host, plan, root, compile_plan(plan, root, cached_filter(plan.seccomp, set_id=not spec.rw)))
 
 
 def prepare(spec: Spec) -> Prepared:

@@ -34,7 +34,8 @@ def _descriptors() -> set[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the descriptor of the listing itself
             continue
-        found.add(f"{name} -> {target}")
+        if "/nsbox/skeleton" not in target:  # held as long as the process lives, once for each kind of sandbox
+            found.add(f"{name} -> {target}")
     return found
 
 

@@ -11,26 +11,32 @@ import stat
 from nsbox.errors import SpecError
 from nsbox.profiles import profiles_dir
 
-_memory: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], bytes] = {}
+_Request = tuple[str, str, tuple[str, ...], tuple[str, ...], bool]
+_memory: dict[_Request, bytes] = {}
 
 
 def cached_filter(
-    name: str, arch: str | None = None, extra_allow: tuple[str, ...] = (), extra_deny: tuple[str, ...] = ()
+    name: str,
+    arch: str | None = None,
+    extra_allow: tuple[str, ...] = (),
+    extra_deny: tuple[str, ...] = (),
+    *,
+    set_id: bool = True,
 ) -> bytes:
     """The program of policy `name`: an array of struct sock_filter for seccomp(2).
 
     `arch` is this machine's by default. `extra_allow` adds calls that some shipped policy allows, `extra_deny` takes
-    calls away (EPERM). Raises SpecError for unknown names, HostError where the host lacks libseccomp and nothing is
+    calls away (EPERM). Without `set_id` no set-id bit can be made (see setid.py). Raises SpecError for unknown names, HostError where the host lacks libseccomp and nothing is
     cached.
     """
     arch = arch or os.uname().machine
-    request = (name, arch, tuple(sorted(set(extra_allow))), tuple(sorted(set(extra_deny))))
+    request = (name, arch, tuple(sorted(set(extra_allow))), tuple(sorted(set(extra_deny))), set_id)
     if request not in _memory:
-        _memory[request] = _from_disk_or_compiled(*request)
+        _memory[request] = _from_disk_or_compiled(request)
     return _memory[request]
 
 
-def _from_disk_or_compiled(name: str, arch: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> bytes:
+def _from_disk_or_compiled(request: _Request) -> bytes:
     source = os.path.join(profiles_dir(), "seccomp.toml")
     try:
         with open(source, "rb") as file:
@@ -39,13 +45,13 @@ def _from_disk_or_compiled(name: str, arch: str, allow: tuple[str, ...], deny: t
         raise SpecError(f"cannot read the system-call policies {source}: {error.strerror}") from error
     # All that the result depends on stands in the file itself and is compared whole. The checksum in its name only
     # keeps different requests apart.
-    key = repr((name, arch, allow, deny, _code_version())).encode() + b"\n" + text + b"\0"
+    key = repr((*request, _code_version())).encode() + b"\n" + text + b"\0"
     directory = _open_cache()
     try:
         entry = f"seccomp-{binascii.crc32(key):08x}.bpf"
         program = _read(directory, entry, key)
         if program is None:
-            program = _compile(name, arch, allow, deny, text, source)
+            program = _compile(request, text, source)
             _write(directory, entry, key, program)
         return program
     finally:
@@ -53,17 +59,20 @@ def _from_disk_or_compiled(name: str, arch: str, allow: tuple[str, ...], deny: t
             os.close(directory)
 
 
-def _compile(name: str, arch: str, allow: tuple[str, ...], deny: tuple[str, ...], text: bytes, source: str) -> bytes:
+def _compile(request: _Request, text: bytes, source: str) -> bytes:
     from nsbox.plan.bpf import compile_filter
     from nsbox.plan.policy import customised, parse_policies
+    from nsbox.plan.setid import without_set_id
 
-    return compile_filter(customised(parse_policies(text, source), name, allow, deny), arch)
+    name, arch, allow, deny, set_id = request
+    policy = customised(parse_policies(text, source), name, allow, deny)
+    return compile_filter(policy if set_id else without_set_id(policy), arch)
 
 
 def _code_version() -> tuple[object, ...]:
     """Changes whenever the code that compiles does: another program may come of the same policy then."""
     versions: list[object] = []
-    for module in ("bpf.py", "policy.py"):
+    for module in ("bpf.py", "policy.py", "setid.py"):
         try:
             status = os.stat(os.path.join(os.path.dirname(__file__), module))
         except OSError:  # in a zip archive, or without sources

@@ -9,17 +9,16 @@ import os
 import select
 import threading
 import time
-from typing import Literal, NamedTuple
 
 from nsbox.errors import HostError
 from nsbox.resources import cgroup_fs as fs
 from nsbox.resources import cgroup_v1 as v1
 from nsbox.resources import cgroup_v2 as v2
-from nsbox.resources.cgroup_sweep import remember, sweep
+from nsbox.resources.cgroup_find import Found, look, own_pids, remember, sweep
+from nsbox.resources.cgroup_nest import V1_NAME, IoMax, Limit, Nest, Wanted, needed
 
 __all__ = ["Cgroup", "Hierarchy", "IoMax", "Limit", "Wanted", "discover", "sweep"]
 
-Limit = Literal["memory", "pids", "cpu", "io"]
 Group = v1.Group | v2.Group
 Event = tuple[int, int, str]
 
@@ -30,27 +29,7 @@ COUNTERS = (
     *("cpu_usage_us", "cpu_user_us", "cpu_system_us", "cpu_throttled_count", "cpu_throttled_us"),
     *("io_read_bytes", "io_write_bytes", "pressure_cpu_us", "pressure_io_us", "pressure_memory_us"),
 )
-_V1_NAME = {"io": "blkio"}
 _number = itertools.count(1)
-
-
-class IoMax(NamedTuple):
-    """Limits for one block device, a second each; None is unlimited."""
-
-    device: str  #: major:minor
-    read_bytes: int | None = None
-    write_bytes: int | None = None
-    read_operations: int | None = None
-    write_operations: int | None = None
-
-
-class Wanted(NamedTuple):
-    """The limits of one group; None is unlimited."""
-
-    memory: int | None  #: bytes
-    pids: int | None
-    cpus: float | None
-    io_max: tuple[IoMax, ...] = ()
 
 
 class Cgroup:
@@ -58,6 +37,7 @@ class Cgroup:
 
     def __init__(self, owner: "Hierarchy", wanted: Wanted, groups: list[Group]) -> None:
         self.wanted = wanted
+        self.paths = tuple(group.path for group in groups)
         self._owner = owner
         self._groups = groups
         self._v2 = next((group for group in groups if isinstance(group, v2.Group)), None)
@@ -66,11 +46,6 @@ class Cgroup:
         self.join = tuple(group.open("tasks", os.O_WRONLY) for group in groups if isinstance(group, v1.Group))
         #: v2: the group's directory for CLONE_INTO_CGROUP, or -1
         self.into = self._v2.fd if self._v2 else -1
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where the groups are."""
-        return tuple(group.path for group in self._groups)
 
     def joined(self) -> None:
         """Close the descriptors of ``join``; they are of no more use once the sandbox runs."""
@@ -81,10 +56,10 @@ class Cgroup:
     def set(self, wanted: Wanted) -> None:
         """Change the limits of a sandbox that runs. Raises HostError where a limit has no group to set it on."""
         for limit in needed(wanted):
-            name = _V1_NAME.get(limit, limit)
+            name = V1_NAME.get(limit, limit)
             if not any({limit, name} & group.controllers for group in self._groups):
                 raise HostError(
-                    f"the {limit} limit cannot be added: {' and '.join(self.paths)} were made without it",
+                    f"the {limit} limit cannot be added: {' '.join(self.paths)} were made without it",
                     remedy=f"start the sandbox with a limit for {limit}, which can then be changed",
                 )
         for group in self._groups:
@@ -108,18 +83,16 @@ class Cgroup:
     def event_fds(self) -> list[Event]:
         """(descriptor, poll events, "memory" or "pids"): ready when memory ran out, or a process was refused.
 
-        Answer each event with ``drain``. The descriptors are closed by ``release``.
+        Answer each event with ``drain``. ``release`` closes the descriptors.
         """
         found: list[Event] = []
         for group in self._groups:
-            if "memory" in group.controllers and isinstance(group, v1.Group):
-                if (event := group.oom_event()) >= 0:
+            if isinstance(group, v1.Group):  # whose pids.events is not announced since Linux 6.11
+                if "memory" in group.controllers and (event := group.oom_event()) >= 0:
                     found.append((event, select.POLLIN, "memory"))
-            for name in {"memory", "pids"} & group.controllers:
-                try:
-                    fd = group.open(f"{name}.events")
-                except OSError:
-                    continue
+                continue
+            for name in sorted({"memory", "pids"} & group.controllers):
+                fd = group.open(f"{name}.events")
                 self.drain(fd)  # a change counts from the last time that the file was read
                 found.append((fd, select.POLLPRI, name))
         return found
@@ -179,29 +152,14 @@ class Cgroup:
         return done
 
 
-def needed(wanted: Wanted) -> list[Limit]:
-    """The limits that ``wanted`` sets."""
-    values: list[tuple[Limit, object]] = [("memory", wanted.memory), ("pids", wanted.pids), ("cpu", wanted.cpus)]
-    return [limit for limit, value in values if value is not None] + (["io"] if wanted.io_max else [])
-
-
 class Hierarchy:
     """Where this process can make groups. The facts never change; the groups below it do. Thread-safe."""
 
-    def __init__(
-        self, state: str, places: list[v1.Place], place: v2.Place | None, refusals: dict[str, tuple[str, str]]
-    ) -> None:
-        self.state, self.refusals = state, refusals
-        self.place = place
-        self.where: dict[str, tuple[int, str]] = {}  #: controller by its v2 name → (version, base)
-        for one in places:
-            self.where |= {"io" if name == "blkio" else name: (1, one.base) for name in one.controllers}
-        if place:
-            self.where |= {name: (2, place.base) for name in place.controllers}
-        self._nests: list[tuple[fs.Nest, frozenset[str]]] = [
-            (fs.Nest(one.base), one.controllers - (place.controllers if place else frozenset())) for one in places
-        ]
-        self._v2 = v2.Nest(place, own_pids()) if place else None
+    def __init__(self, state: str, found: Found) -> None:
+        self.state, self.found = state, found
+        self._v1 = [(Nest(one.base), one.controllers) for one in found.v1]
+        self._v2 = v2.Nest(found.v2, own_pids()) if found.v2 else None
+        self._nests = [*(nest for nest, _ in self._v1), *([self._v2] if self._v2 else [])]
         self._ready: list[Cgroup] = []
         self._last: Wanted | None = None
         self.left: list[Group] = []  #: could not be removed yet
@@ -210,11 +168,7 @@ class Hierarchy:
 
     def strength(self, limit: Limit) -> tuple[bool, str, str]:
         """(whether the kernel can enforce it, by what or why not, what would mend that)."""
-        if limit in self.where:
-            version, base = self.where[limit]
-            name = _V1_NAME.get(limit, limit) if version == 1 else limit
-            return True, f"cgroup v{version} {name} at {base}/{fs.PARENT}", ""
-        return False, *self.refusals.get(limit, ("no cgroup file system is mounted", "run: nsbox doctor"))
+        return self.found.strength(limit)
 
     def make(self, wanted: Wanted, name: str) -> Cgroup:
         """Groups with these limits set, empty: one made ahead when there is one. Raises HostError."""
@@ -226,7 +180,7 @@ class Hierarchy:
         return self._fresh(wanted, name)
 
     def refill(self) -> None:
-        """Make groups ahead for the next launch like the last, and try again what could not be removed. Never raises."""
+        """Make groups ahead for a launch like the last, and try again what could not be removed. Never raises."""
         with self._lock:
             wanted, left = self._last, self.left
             self.left = []
@@ -253,7 +207,7 @@ class Hierarchy:
             one.release()
         for group in self.left:
             fs.remove_dir(group.nest.fd, group.name, 0)
-        for nest in [*(nest for nest, _ in self._nests), *([self._v2] if self._v2 else [])]:
+        for nest in self._nests:
             nest.close()
 
     def forget(self) -> None:
@@ -262,10 +216,8 @@ class Hierarchy:
             for group in ready._groups:
                 group.close()
         self._ready = []
-        for nest in [*(nest for nest, _ in self._nests), *([self._v2] if self._v2 else [])]:
-            if nest.fd >= 0:
-                os.close(nest.fd)
-                nest.fd = -1
+        for nest in self._nests:
+            nest.drop()
 
     def _fresh(self, wanted: Wanted, name: str) -> Cgroup:
         for limit in needed(wanted):
@@ -273,41 +225,45 @@ class Hierarchy:
             if not available:
                 raise HostError(f"the {limit} limit cannot be enforced: {reason}", remedy=remedy)
         unique = f"{next(_number)}-{name}"
+        if not self._remembered:
+            remember(self.state, [nest.parent_path for nest in self._nests])
+            self._remembered = True
         groups: list[Group] = []
         try:
-            for attempt in range(3):
-                try:
-                    self._make_groups(groups, wanted, unique)
-                    return Cgroup(self, wanted, groups)
-                except FileNotFoundError:  # our directory was removed under us; the nest makes another
-                    self._undo(groups)
-                    self.close()
-                    if attempt == 2:
-                        raise
-        except OSError as error:  # a HostError is one, too
+            try:
+                self._make_groups(groups, wanted, unique)
+            except FileNotFoundError:  # somebody removed our empty directories: make them again
+                self._undo(groups)
+                for nest in self._nests:
+                    nest.close()
+                self._make_groups(groups, wanted, unique)
+            return Cgroup(self, wanted, groups)
+        except OSError as error:  # which a HostError is, too
             self._undo(groups)
             if isinstance(error, HostError):
                 raise
+            where = " and ".join(nest.path for nest in self._nests)
             raise HostError(
-                f"cannot make a cgroup {unique}: {error.strerror}", remedy="run: nsbox gc", errno=error.errno
+                f"cannot make a cgroup in {where}: {error.strerror}", remedy="run: nsbox gc", errno=error.errno
             ) from None
-        raise AssertionError
 
     def _make_groups(self, groups: list[Group], wanted: Wanted, name: str) -> None:
-        use = {"memory", "pids", *(_V1_NAME.get(limit, limit) for limit in needed(wanted))}
-        if self._v2 is None:
-            use |= {"cpuacct", "freezer"}  # v2 has both without any controller
+        limits = needed(wanted)
+        use = {"memory", "pids", *(V1_NAME.get(limit, limit) for limit in limits)}  # the first two for their counters
+        if self._v2:
+            self._v2.open()
+            for limit in limits:
+                if limit in self._v2.refused:
+                    reason, remedy = self._v2.refused[limit]
+                    raise HostError(f"the {limit} limit cannot be enforced: {reason}", remedy=remedy)
+            groups.append(v2.Group(self._v2, name, self._v2.place.controllers - self._v2.refused.keys()))
         else:
-            group = v2.Group(self._v2, name, self._v2.place.controllers)
-            groups.append(group)
-            for limit in needed(wanted):
-                if limit in self._v2.refused and self.where[limit][0] == 2:
-                    raise HostError(f"the {limit} limit cannot be enforced: {self._v2.refused[limit]}", remedy="x")
-            group.set(wanted, fresh=True)
-        for nest, controllers in self._nests:
+            use |= {"cpuacct", "freezer"}  # v2 measures and freezes without any controller
+        for nest, controllers in self._v1:
             if controllers & use:
-                groups.append(one := v1.Group(nest, name, controllers))
-                one.set(wanted, fresh=True)
+                groups.append(v1.Group(nest, name, controllers))
+        for group in groups:
+            group.set(wanted, fresh=True)
 
     @staticmethod
     def _undo(groups: list[Group]) -> None:
@@ -315,3 +271,28 @@ class Hierarchy:
             group.close()
             fs.remove_dir(group.nest.fd, group.name, 0)
         groups.clear()
+
+
+_hierarchies: dict[tuple[int, int], Hierarchy] = {}
+_lock = threading.Lock()
+
+
+def discover(state: str) -> Hierarchy:
+    """What this process can do with cgroups as this user, looked up once. ``state``: directory for run-time state."""
+    caller = (os.getpid(), os.geteuid())
+    with _lock:
+        hierarchy = _hierarchies.get(caller)
+        if hierarchy is None:
+            hierarchy = _hierarchies[caller] = Hierarchy(state, look())
+        return hierarchy
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for hierarchy in _hierarchies.values():
+        hierarchy.forget()
+    _hierarchies.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,20 +1,15 @@
-"""What cgroup v1 and v2 have in common: where they are mounted, how one group is made, marked with its owner, removed.
+"""What cgroup v1 and v2 have in common: where they are mounted, how its files are read and written.
 
 Everything goes by directory descriptor: a launch must not walk paths, and a descriptor cannot be renamed away.
 """
 
 import errno
-import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
-from nsbox.errors import HostError
-
-PARENT = "nsbox"  #: the one group of ours in a hierarchy; everything else of ours is below it
-_DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
+DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Mount(NamedTuple):
@@ -152,140 +147,3 @@ def kill_members(directory: int, deadline: float) -> bool:
                 os.close(fd)
         time.sleep(0.001)
     return not text
-
-
-# Owners -----------------------------------------------------------------------------------------------------------
-
-
-def start_time(pid: int | str) -> str:
-    """When a process started, in clock ticks since boot; "" when there is none, or only its zombie (proc_pid_stat(5))."""
-    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return "" if len(fields) < 20 or fields[0] in "ZX" else fields[19]
-
-
-def owner_name() -> str:
-    """The mark of this process: its pid and start time, which together are never reused."""
-    return f"{os.getpid()}-{start_time('self')}"
-
-
-def owner_is_gone(name: str) -> bool:
-    """Whether ``name`` is an owner's mark, and that owner does not run."""
-    pid, _, started = name.partition("-")
-    return pid.isdigit() and started.isdigit() and start_time(pid) != started
-
-
-class Nest:
-    """``nsbox/<pid>-<start time>`` below ``base``: where all groups of this process in one hierarchy are.
-
-    While it is open, its directory is held by a shared flock(2): that tells a sweep in another pid namespace, which
-    cannot look the pid up, that the owner lives. The kernel lets go of it however the owner ends.
-    """
-
-    def __init__(self, base: str, enable: Callable[[str], None] | None = None) -> None:
-        self.base = base
-        self.parent_path = os.path.join(base, PARENT)
-        self.path = os.path.join(self.parent_path, owner_name())
-        self.fd = -1
-        self._enable = enable or (lambda _: None)
-
-    def open(self) -> int:
-        """The descriptor of the directory, made on first use. Raises HostError."""
-        for _ in range(4):
-            if self.fd >= 0:
-                break
-            try:
-                self.fd = self._open()
-            except FileNotFoundError as error:  # another process that ends, or a sweep, has just removed it
-                last = error
-            except OSError as error:
-                raise HostError(
-                    f"cannot make the cgroup {self.path}: {error.strerror}",
-                    remedy="run: nsbox doctor",
-                    errno=error.errno,
-                ) from None
-        else:
-            raise HostError(f"cannot make the cgroup {self.path}: {last.strerror}", remedy="run: nsbox doctor")
-        return self.fd
-
-    def _open(self) -> int:
-        fd = os.open(self.base, os.O_PATH | _DIRECTORY)
-        try:
-            self._enable(self.base)
-            for path in (self.parent_path, self.path):
-                name = os.path.basename(path)
-                try:
-                    make_dir(fd, name)
-                except FileExistsError:
-                    pass
-                mode = os.O_RDONLY if path == self.path else os.O_PATH
-                below = os.open(name, mode | _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
-                os.close(fd)
-                fd = below
-                self._enable(path)
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return fd
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def close(self) -> None:
-        """Remove what is empty: the own directory, and the parent unless others use it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-            for path in (self.path, self.parent_path):
-                try:
-                    os.rmdir(path)
-                except OSError:
-                    break
-
-
-class Group:
-    """One directory in one hierarchy. Subclasses know what its control files mean."""
-
-    def __init__(self, nest: Nest, name: str) -> None:
-        self.nest, self.name = nest, name
-        self.path = f"{nest.path}/{name}"
-        parent = nest.open()
-        make_dir(parent, name)
-        self.fd = os.open(name, os.O_PATH | _DIRECTORY, dir_fd=parent)
-        self.files: dict[str, int] = {}  #: control files that are kept open
-
-    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """The descriptor of a control file, kept open. Raises OSError."""
-        fd = self.files.get(name, -1)
-        if fd < 0:
-            fd = self.files[name] = os.open(name, flags | os.O_CLOEXEC, dir_fd=self.fd)
-        return fd
-
-    def shut(self, name: str) -> None:
-        """Close what ``open`` keeps."""
-        fd = self.files.pop(name, -1)
-        if fd >= 0:
-            os.close(fd)
-
-    def write(self, name: str, value: str | int, *, optional: bool = False) -> None:
-        """Write a control file; ``optional`` ones may be missing. Raises HostError that names it."""
-        try:
-            write_at(self.fd, name, str(value))
-        except FileNotFoundError:
-            if not optional:
-                raise HostError(
-                    f"the kernel has no {name} in {self.path}",
-                    remedy="use a kernel that was built with this controller, or degrade the limit",
-                    errno=errno.ENOENT,
-                ) from None
-        except OSError as error:
-            raise HostError(
-                f"cannot write {str(value)!r} to {self.path}/{name}: {error.strerror}",
-                remedy="see cgroups(7), or run: nsbox doctor",
-                errno=error.errno,
-            ) from None
-
-    def close(self) -> None:
-        """Close every descriptor; the group stays."""
-        for fd in (*self.files.values(), self.fd):
-            if fd >= 0:
-                os.close(fd)
-        self.files.clear()
-        self.fd = -1

@@ -1,6 +1,6 @@
 """cgroup v1: one hierarchy for each controller, or for some that are mounted together.
 
-A process cannot be born in a v1 group of another's choice. It writes "0" to ``tasks`` as its first act instead: a single
+A process cannot be born in a v1 group that another chose. It writes "0" to ``tasks`` as its first act instead: one
 thread that moves itself needs none of the locks that make moving another process take milliseconds.
 """
 
@@ -8,16 +8,15 @@ import errno
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsbox.errors import HostError
 from nsbox.resources import cgroup_fs as fs
-
-if TYPE_CHECKING:
-    from nsbox.resources.cgroup import Wanted
+from nsbox.resources.cgroup_nest import BaseGroup, Nest, Wanted
 
 PERIOD_US = 100_000
 _UNLIMITED = -1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _USED = frozenset(("memory", "pids", "cpu", "cpuacct", "freezer", "blkio"))
 _FROZEN_WITHIN_S = 0.5
 #: sysconf(SC_CLK_TCK) is what cpuacct.stat counts in
@@ -53,14 +52,14 @@ def find(mounts: list[fs.Mount], own: Mapping[str, str]) -> tuple[list[Place], d
     return places, refusals
 
 
-class Group(fs.Group):
+class Group(BaseGroup):
     """A group for one sandbox in one v1 hierarchy."""
 
-    def __init__(self, nest: fs.Nest, name: str, controllers: frozenset[str]) -> None:
+    def __init__(self, nest: Nest, name: str, controllers: frozenset[str]) -> None:
         super().__init__(nest, name)
         self.controllers = controllers
 
-    def set(self, wanted: "Wanted", fresh: bool = False) -> None:
+    def set(self, wanted: Wanted, fresh: bool = False) -> None:
         """Write the limits. ``fresh``: the group is new, so what is unlimited is so already."""
         if "memory" in self.controllers and not (fresh and wanted.memory is None):
             self._set_memory(_UNLIMITED if wanted.memory is None else wanted.memory)
@@ -75,23 +74,23 @@ class Group(fs.Group):
                         self.write(f"blkio.throttle.{name}_device", f"{one.device} {value}")
 
     def _set_memory(self, limit: int) -> None:
-        # The limit may never exceed that of memory and swap together: lower it first, raise it last.
         plain, both = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
-        counted = fs.read_at(self.fd, both) is not None
-        first_error: HostError | None = None
-        for order in ((plain, both), (both, plain)):
-            try:
-                for name in order if counted else (plain,):
-                    self.write(name, limit)
-            except HostError as error:
-                first_error = first_error or error
-            else:
-                break
-        else:
-            raise first_error or AssertionError
-        if not counted and limit != _UNLIMITED:
+        values = [(plain, limit)]
+        if fs.read_at(self.fd, both) is not None:
+            # One page of swap: the kernel looks at the sum first, and does not count it when an equal sum is reached.
+            values.append((both, limit if limit == _UNLIMITED else limit + _PAGE))
+        elif limit != _UNLIMITED:
             # Without swap accounting, at least nothing of the group is swapped by its own choice.
             self.write("memory.swappiness", 0, optional=True)
+        try:
+            for name, value in values:
+                self.write(name, value)
+        except HostError as error:
+            # The limit may never exceed that of the sum, which is lowered after it and raised before it.
+            if error.errno != errno.EINVAL or len(values) < 2:
+                raise
+            for name, value in reversed(values):
+                self.write(name, value)
 
     def counters(self) -> dict[str, int | None]:
         """What this hierarchy knows."""

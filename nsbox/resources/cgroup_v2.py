@@ -5,17 +5,17 @@ internal processes", cgroups(7)). So the base is the root of the host's tree, a 
 controllers already, or the caller's own group once the caller has moved itself out of it into a leaf.
 """
 
+import errno
 import os
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsbox.errors import HostError
 from nsbox.resources import cgroup_fs as fs
+from nsbox.resources.cgroup_nest import BaseGroup, Wanted
+from nsbox.resources.cgroup_nest import Nest as BaseNest
 from nsbox.resources.cgroup_v1 import PERIOD_US, quota_us
-
-if TYPE_CHECKING:
-    from nsbox.resources.cgroup import Wanted
 
 LEAF = "nsbox-self"  #: where the caller moves itself when it was the only one in its delegated group
 _USED = frozenset(("cpu", "io", "memory", "pids"))
@@ -46,55 +46,67 @@ def _limited(path: str) -> str:
     return ""
 
 
-def find(mount: fs.Mount, own: str, ours: Collection[int]) -> tuple[Place | None, str]:
+class Refusal(NamedTuple):
+    """Why there is no such group."""
+
+    reason: str
+    crowded: str = ""  #: the group that would do if others did not live in it
+
+
+def find(mount: fs.Mount, own: str, ours: Collection[int]) -> Place | Refusal:
     """Where groups can be made, or why nowhere. ``own`` is the caller's group; ``ours`` are pids that may be moved."""
     # Only the real root has no cgroup.type: a container's is an ordinary group (cgroups(7)).
     if mount.root == "/" and not os.path.exists(mount.point + "/cgroup.type"):
         if fs.writable(mount.point) and fs.writable(mount.point + "/cgroup.subtree_control"):
-            return Place(mount.point, _USED & {*_words(mount.point, "cgroup.controllers")}, False), ""
+            return Place(mount.point, _USED & {*_words(mount.point, "cgroup.controllers")}, False)
     path = mount.directory(own)
     if path is None:
-        return None, f"cgroup v2: the group {own} of this process does not show in {mount.point}"
-    reasons = []
+        return Refusal(f"cgroup v2: the group {own} of this process does not show in {mount.point}")
+    first: Refusal | None = None
     while True:
-        place, reason = _usable(path, ours)
-        if place:
-            return place, ""
-        reasons.append(reason)
+        found = _usable(path, ours)
+        if isinstance(found, Place):
+            return found
+        first = first or found
         if limit := _limited(path):
-            reasons.append(f"going above it would evade its {limit}")
-            break
-        if path == mount.point or path == "/":
-            break
+            return first._replace(reason=f"{first.reason}; going above {path} would evade its {limit}")
+        if path in (mount.point, "/"):
+            return first
         path = os.path.dirname(path)
-    return None, "cgroup v2: " + "; ".join(dict.fromkeys(reasons[:2]))
 
 
-def _usable(path: str, ours: Collection[int]) -> tuple[Place | None, str]:
+def _usable(path: str, ours: Collection[int]) -> Place | Refusal:
     if not all(fs.writable(f"{path}/{name}") for name in ("", "cgroup.procs", "cgroup.subtree_control")):
-        return None, f"{path} cannot be written"
+        return Refusal(f"cgroup v2: {path} cannot be written")
     if fs.read_text(path + "/cgroup.type").strip() not in ("domain", ""):
-        return None, f"{path} is of the threaded kind"
+        return Refusal(f"cgroup v2: {path} is of the threaded kind")
     controllers = _USED & {*_words(path, "cgroup.controllers")}
     processes = _words(path, "cgroup.procs")
     if _words(path, "cgroup.subtree_control") or not processes:
-        return Place(path, controllers, False), ""
+        return Place(path, controllers, False)
     others = [pid for pid in processes if int(pid) not in ours]
     if not others:
-        return Place(path, controllers, True), ""
-    return None, (
-        f"{path} has other processes in it ({others[0]} {_name_of(others[0])}), so that it cannot share its"
-        " controllers out to groups below"
+        return Place(path, controllers, True)
+    return Refusal(
+        f"cgroup v2: {path} has other processes in it (such as {others[0]}, {_name_of(others[0])}), so it cannot share"
+        " its controllers out to groups below",
+        crowded=path,
     )
 
 
-class Nest(fs.Nest):
+_REMEDIES = {
+    errno.EBUSY: "move the processes in that group into one below it",
+    errno.EINVAL: "the cpu controller cannot be enabled while real-time processes run outside of the root group",
+}
+
+
+class Nest(BaseNest):
     """The owner's directory, with the controllers shared out on the way to it."""
 
     def __init__(self, place: Place, ours: Collection[int]) -> None:
         super().__init__(place.base, self._share_out)
         self.place, self.ours = place, ours
-        self.refused: dict[str, str] = {}  #: controller → why it could not be had after all
+        self.refused: dict[str, tuple[str, str]] = {}  #: controller → (why it could not be had after all, remedy)
 
     def _share_out(self, path: str) -> None:
         control = path + "/cgroup.subtree_control"
@@ -107,7 +119,8 @@ class Nest(fs.Nest):
             try:
                 _write(control, "+" + name)
             except OSError as error:
-                self.refused[name] = f"cannot enable {name} in {control}: {error.strerror}"
+                remedy = _REMEDIES.get(error.errno or 0, "see cgroups(7), or run: nsbox doctor")
+                self.refused[name] = (f"cannot write '+{name}' to {control}: {error.strerror}", remedy)
 
     def _leave(self) -> None:
         leaf = f"{self.base}/{LEAF}"
@@ -128,14 +141,14 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-class Group(fs.Group):
+class Group(BaseGroup):
     """A group for one sandbox in the v2 tree, with limits for ``controllers``."""
 
     def __init__(self, nest: Nest, name: str, controllers: frozenset[str]) -> None:
         super().__init__(nest, name)
         self.controllers = controllers
 
-    def set(self, wanted: "Wanted", fresh: bool = False) -> None:
+    def set(self, wanted: Wanted, fresh: bool = False) -> None:
         """Write the limits. ``fresh``: the group is new, so what is unlimited is so already."""
         if "memory" in self.controllers and not (fresh and wanted.memory is None):
             limited = wanted.memory is not None

@@ -23,7 +23,7 @@ PREROUTING, OUTPUT, FORWARD, POSTROUTING = 0, 3, 2, 4
 _VERDICT_REGISTER, FIRST = 0, 8  # NFT_REG_VERDICT, NFT_REG32_00
 _TYPES = {"ipv4": 7, "ipv6": 8, "proto": 12, "port": 13}  # datatypes.h of nft(8), in 6 bits each
 _SIZES = {"ipv4": 4, "ipv6": 16, "proto": 4, "port": 4}
-_TIMEOUT_FLAG, _DYNAMIC_FLAG = 0x10, 0x8 | 0x10
+_TIMEOUT_FLAG, _DYNAMIC_FLAG = 0x10, 0x10 | 0x20
 
 
 class Message(NamedTuple):

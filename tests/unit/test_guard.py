@@ -308,7 +308,7 @@ known = Facts(home, (home,), (), ())
 def refused(path, option="ro"):
     found = guard.check([(option, path, False)], [], known).refusals
     return found[0].path.replace(top, "") if found else None
-print(*(refused(top + path) for path in ("/hidden", "/hidden/id_ed25519", "/tree")), refused(top + "/tree", "workspace"))
+print(*(refused(top + p) for p in ("/hidden", "/hidden/id_ed25519", "/tree")), refused(top + "/tree", "workspace"))
 print(*(refused(top + "/copy" + path) for path in ("", "/alice", "/alice/.kube", "/alice/proj")))
 mount("-t", "tmpfs", "none", top + "/chroot/proc")
 print(refused(top + "/chroot"))

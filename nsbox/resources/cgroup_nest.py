@@ -1,0 +1,187 @@
+"""A group in one hierarchy: what is wanted of it, where it is made, and the mark of the process that owns it."""
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from nsbox.errors import HostError
+from nsbox.resources.cgroup_fs import DIRECTORY, make_dir, read_text, write_at
+
+PARENT = "nsbox"  #: the one group of ours in a hierarchy; everything else of ours is below it
+V1_NAME = {"io": "blkio"}  #: controllers that were called otherwise
+LIMITS: tuple["Limit", ...] = ("memory", "pids", "cpu", "io")
+
+Limit = Literal["memory", "pids", "cpu", "io"]
+
+
+class IoMax(NamedTuple):
+    """Limits for one block device, a second each; None is unlimited."""
+
+    device: str  #: major:minor
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+    read_operations: int | None = None
+    write_operations: int | None = None
+
+
+class Wanted(NamedTuple):
+    """The limits of one group; None is unlimited."""
+
+    memory: int | None  #: bytes
+    pids: int | None
+    cpus: float | None
+    io_max: tuple[IoMax, ...] = ()
+
+
+def needed(wanted: Wanted) -> list[Limit]:
+    """The limits that ``wanted`` sets."""
+    values: list[tuple[Limit, object]] = [("memory", wanted.memory), ("pids", wanted.pids), ("cpu", wanted.cpus)]
+    return [limit for limit, value in values if value is not None] + (["io"] if wanted.io_max else [])
+
+
+def start_time(pid: int | str) -> str:
+    """When a process started, in clock ticks since boot (proc_pid_stat(5)); "" for none, and for a zombie."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return "" if len(fields) < 20 or fields[0] in "ZX" else fields[19]
+
+
+def _owner_name() -> str:
+    """The mark of this process: its pid and start time, which together are never reused."""
+    return f"{os.getpid()}-{start_time('self')}"
+
+
+def owner_is_gone(name: str) -> bool:
+    """Whether ``name`` is an owner's mark, and that owner does not run."""
+    pid, _, started = name.partition("-")
+    return pid.isdigit() and started.isdigit() and start_time(pid) != started
+
+
+class Nest:
+    """``nsbox/<pid>-<start time>`` below ``base``: where all groups of this process in one hierarchy are.
+
+    While it is open, its directory is held by a shared flock(2): that tells a sweep in another pid namespace, which
+    cannot look the pid up, that the owner lives. The kernel lets go of it however the owner ends.
+    """
+
+    def __init__(self, base: str, enable: Callable[[str], None] | None = None) -> None:
+        self.base = base
+        self.parent_path = os.path.join(base, PARENT)
+        self.path = os.path.join(self.parent_path, _owner_name())
+        self.fd = -1
+        self._enable = enable or (lambda _: None)
+        self._lock = threading.Lock()
+
+    def open(self) -> int:
+        """The descriptor of the directory, made on first use. Raises HostError."""
+        with self._lock:
+            for attempt in range(4):
+                if self.fd >= 0:
+                    break
+                try:
+                    self.fd = self._open()
+                except OSError as error:
+                    # Another process that ends, or a sweep, may just have removed it: begin again.
+                    if attempt < 3 and isinstance(error, FileNotFoundError) and os.path.isdir(self.base):
+                        continue
+                    raise HostError(
+                        f"cannot make the cgroup {self.path}: {error.strerror}",
+                        remedy="run: nsbox doctor",
+                        errno=error.errno,
+                    ) from None
+            return self.fd
+
+    def _open(self) -> int:
+        fd = os.open(self.base, os.O_PATH | DIRECTORY)
+        try:
+            self._enable(self.base)
+            for path in (self.parent_path, self.path):
+                name = os.path.basename(path)
+                try:
+                    make_dir(fd, name)
+                except FileExistsError:
+                    pass
+                mode = os.O_RDONLY if path == self.path else os.O_PATH
+                below = os.open(name, mode | DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = below
+                self._enable(path)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return fd
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Remove the own directory unless groups are in it, and the parent unless others use it."""
+        with self._lock:
+            if self.fd < 0:
+                return
+            for path in (self.path, self.parent_path):
+                try:
+                    os.rmdir(path)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    if path == self.path:
+                        return
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the descriptor and leave the directory, which is another's to remove."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class BaseGroup:
+    """One directory in one hierarchy. Subclasses know what its control files mean."""
+
+    def __init__(self, nest: Nest, name: str) -> None:
+        self.nest, self.name = nest, name
+        self.path = f"{nest.path}/{name}"
+        parent = nest.open()
+        make_dir(parent, name)
+        self.fd = os.open(name, os.O_PATH | DIRECTORY, dir_fd=parent)
+        self.files: dict[str, int] = {}  #: control files that are kept open
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """The descriptor of a control file, kept open. Raises OSError."""
+        fd = self.files.get(name, -1)
+        if fd < 0:
+            fd = self.files[name] = os.open(name, flags | os.O_CLOEXEC, dir_fd=self.fd)
+        return fd
+
+    def shut(self, name: str) -> None:
+        """Close what ``open`` keeps."""
+        fd = self.files.pop(name, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def write(self, name: str, value: str | int, *, optional: bool = False) -> None:
+        """Write a control file; ``optional`` ones may be missing. Raises HostError that names it."""
+        try:
+            write_at(self.fd, name, str(value))
+        except FileNotFoundError:
+            if not optional:
+                raise HostError(
+                    f"the kernel has no {name} in {self.path}",
+                    remedy="use a kernel that was built with this controller, or degrade the limit",
+                    errno=errno.ENOENT,
+                ) from None
+        except OSError as error:
+            raise HostError(
+                f"cannot write {str(value)!r} to {self.path}/{name}: {error.strerror}",
+                remedy="see cgroups(7), or run: nsbox doctor",
+                errno=error.errno,
+            ) from None
+
+    def close(self) -> None:
+        """Close every descriptor; the group stays."""
+        for fd in (*self.files.values(), self.fd):
+            if fd >= 0:
+                os.close(fd)
+        self.files.clear()
+        self.fd = -1
