@@ -25,7 +25,7 @@ NAMESPACES = ("--fork", "--pid", "--mount", "--net", "--ipc", "--uts", "--cgroup
 
 # The stages of native/nsbox.h in words: each row is the time since the row before.
 STEPS = {
-    "cgroup": "join the cgroups (v1)",
+    "cgroup": "join the cgroups (v1), cgroup namespace",
     "hostname": "network thread started, private mounts, host name",
     "idmap": "wait for the id maps (and sources, for root)",
     "identity": "take on the new identity",

@@ -339,8 +339,12 @@ static void read_control(struct watcher *w)
     }
     if (ret == sizeof msg && msg.type == NSB_MSG_KILL)
         kill_all(w);
-    if (ret == sizeof msg && msg.type == NSB_MSG_SIGNAL && msg.err > 0 && msg.err <= 64 && w->payload > 1)
-        NSB_CALL(__NR_kill, w->payload, msg.err);
+    if (ret == sizeof msg && msg.type == NSB_MSG_SIGNAL && msg.err > 0 && msg.err <= 64) {
+        if (msg.op == 1 && w->is_init)
+            NSB_CALL(__NR_kill, -1, msg.err);
+        else if (w->payload > 1)
+            NSB_CALL(__NR_kill, w->payload, msg.err);
+    }
     if (ret == sizeof msg && msg.type == NSB_MSG_RUN && w->is_init)
         run_later(w, &msg, fds, n);
     while (n)

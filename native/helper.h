@@ -29,6 +29,8 @@ struct launch {
     int staging;             /* O_PATH of the directory that the scratch file system is stacked on */
     int scratch, root, dev, proc;
     uint32_t layer;          /* number of the next lower layer */
+    uint32_t n_own;          /* mounts that we made: missing places may be made there, nowhere else */
+    uint64_t own[40];
     uint64_t stamps[20];
 };
 
@@ -55,6 +57,7 @@ static inline void *plan_at(struct nsb_plan *plan, uint32_t offset) { return (ch
 int plan_valid(const struct nsb_plan *plan, uint64_t size);
 long send_packet(int sock, const void *data, size_t size, const int *fds, unsigned n_fds);
 long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds);
+long fault_at(const struct nsb_plan *plan, uint32_t stage, long ret);
 void report(int control, uint32_t type, const struct failure *why, const uint64_t *stamps);
 
 /* zygote.c */

@@ -21,6 +21,7 @@ NORETURN void die(struct launch *l, uint32_t stage, uint32_t op, long err)
 
 static void done(struct launch *l, uint32_t stage, long ret)
 {
+    ret = fault_at(l->plan, stage, ret);
     if (ret < 0)
         die(l, stage, UINT32_MAX, ret);
     if (stage < sizeof l->stamps / sizeof *l->stamps)
@@ -39,6 +40,8 @@ static void before_identity(struct launch *l, struct net_task *net)
     l->stamps[NSB_STAGE_CLONE] = nsb_now();
     for (uint32_t i = 0; i < l->command.n_join; i++)
         done(l, NSB_STAGE_CGROUP, NSB_CALL(__NR_write, l->command.join[i], "0", 1));
+    /* Not by clone3: the root of a cgroup namespace is where its maker is, and only now are we where we belong. */
+    done(l, NSB_STAGE_CGROUP, NSB_CALL(__NR_unshare, CLONE_NEWCGROUP));
     if (plan->flags & NSB_NETWORK) {
         long ret = net_start(net);
         if (ret < 0)

@@ -64,6 +64,28 @@ int open_source(const struct nsb_plan *plan, const struct nsb_op *op, int idmap_
     return (int)ret;
 }
 
+/* The mounts that we made are known by their unique ids (statx(2)). */
+static uint64_t mount_id(int fd)
+{
+    struct statx st;
+    return NSB_CALL(__NR_statx, fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &st) == 0 ? st.stx_mnt_id : 0;
+}
+
+static void remember_own(struct launch *l, int tree)
+{
+    if (l->n_own < sizeof l->own / sizeof *l->own)
+        l->own[l->n_own++] = mount_id(tree);
+}
+
+static int is_own(const struct launch *l, int fd)
+{
+    uint64_t id = mount_id(fd);
+    for (uint32_t i = 0; i < l->n_own; i++)
+        if (id && l->own[i] == id)
+            return 1;
+    return 0;
+}
+
 static long attach(int tree, int dir, const char *name)
 {
     unsigned flags = MOVE_MOUNT_F_EMPTY_PATH | (*name ? 0 : MOVE_MOUNT_T_EMPTY_PATH);
@@ -103,9 +125,11 @@ static int new_tmpfs(uint64_t size, uint64_t inodes, uint32_t mode)
 }
 
 /* Makes what is missing of path beneath root, one component a step, and opens its last directory. An existing symbolic
- * link is followed as the inside would follow it; a dangling one is refused (mkdirat says EEXIST, openat2 ENOENT). */
-static int make_directories(int root, const char *path, uint32_t mode)
+ * link is followed as the inside would follow it; a dangling one is refused (mkdirat says EEXIST, openat2 ENOENT). Nothing
+ * is ever made on a mount that shows the host's files, whatever may be written there later. */
+static int make_directories(const struct launch *l, const char *path, uint32_t mode)
 {
+    const int root = l->root;
     char prefix[PATH_SIZE];
     size_t length = str_len(path), i = 0;
     if (length >= PATH_SIZE)
@@ -125,7 +149,7 @@ static int make_directories(int root, const char *path, uint32_t mode)
         at = open_beneath(root, prefix, O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
         if (at != -ENOENT)
             continue;
-        long ret = NSB_CALL(__NR_mkdirat, parent, prefix + start, mode);
+        long ret = is_own(l, parent) ? NSB_CALL(__NR_mkdirat, parent, prefix + start, mode) : -EROFS;
         if (ret < 0)
             return ret == -EEXIST ? -ELOOP : (int)ret;
         at = open_beneath(root, prefix, O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
@@ -134,7 +158,7 @@ static int make_directories(int root, const char *path, uint32_t mode)
 }
 
 /* Splits path at its last slash into the directory (made where missing) and the name. */
-static int open_parent(int root, const char *path, const char **name)
+static int open_parent(const struct launch *l, const char *path, const char **name)
 {
     char dir[PATH_SIZE];
     size_t last = 0, length = str_len(path);
@@ -146,30 +170,41 @@ static int open_parent(int root, const char *path, const char **name)
     memcpy(dir, path, last);
     dir[last] = 0;
     *name = path + last;
-    return make_directories(root, dir, 0755);
+    return make_directories(l, dir, 0755);
 }
 
-static int open_target(int root, const char *path, int directory, int optional)
+static int open_target(const struct launch *l, const char *path, int directory)
 {
-    int at = open_beneath(root, path, O_PATH, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
-    if (at != -ENOENT || optional)
+    int at = open_beneath(l->root, path, O_PATH, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+    if (at != -ENOENT)
         return at;
     if (directory)
-        return make_directories(root, path, 0755);
+        return make_directories(l, path, 0755);
     const char *name;
-    OWNED_FD parent = open_parent(root, path, &name);
+    OWNED_FD parent = open_parent(l, path, &name);
     if (parent < 0)
         return parent;
+    if (!is_own(l, parent))
+        return -EROFS;
     OWNED_FD made = (int)NSB_CALL(__NR_openat, parent, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (made < 0)
         return made == -EEXIST ? -ELOOP : made;
-    return open_beneath(root, path, O_PATH, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
+    return open_beneath(l->root, path, O_PATH, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
 }
 
-static long attach_at(int tree, int root, const char *path, int directory)
+static long attach_at(const struct launch *l, int tree, const char *path, int directory)
 {
-    OWNED_FD target = open_target(root, path, directory, 0);
+    OWNED_FD target = open_target(l, path, directory);
     return target < 0 ? target : attach(tree, target, "");
+}
+
+/* The same for a mount of our own making. */
+static long attach_own(struct launch *l, int tree, const char *path)
+{
+    long ret = attach_at(l, tree, path, 1);
+    if (ret == 0)
+        remember_own(l, tree);
+    return ret;
 }
 
 /* The scratch file system holds every byte that the sandbox writes: upper and work directories, /dev/shm, copies. It is
@@ -204,6 +239,28 @@ static long play_lower(struct launch *l, int source)
     return ret == 0 ? attach(source, l->scratch, name) : ret;
 }
 
+/* Parents are made as they come: the upper directory is ours alone and still empty. */
+static long play_upper(struct launch *l, const struct nsb_op *op)
+{
+    char path[PATH_SIZE] = "u0";
+    const char *dst = plan_string(l->plan, op->dst);
+    size_t length = str_len(dst);
+    long ret = NSB_CALL(__NR_mkdirat, l->scratch, path, 0755);
+    if (length + 3 > sizeof path)
+        return -ENAMETOOLONG;
+    for (size_t i = 1; i <= length && (ret == 0 || ret == -EEXIST); i++) {
+        if (dst[i] && dst[i] != '/')
+            continue;
+        memcpy(path + 2, dst, i);
+        path[2 + i] = 0;
+        ret = NSB_CALL(__NR_mkdirat, l->scratch, path, 0755);
+    }
+    if (ret < 0 && ret != -EEXIST)
+        return ret;
+    ret = NSB_CALL(__NR_fchmodat, l->scratch, path, op->mode);
+    return ret < 0 ? ret : NSB_CALL(__NR_fchownat, l->scratch, path, op->uid, op->gid, 0);
+}
+
 /* op->size numbers the overlay; its upper directory lends the merged root its mode and owner. */
 static long play_overlay(struct launch *l, const struct nsb_op *op)
 {
@@ -214,7 +271,7 @@ static long play_overlay(struct launch *l, const struct nsb_op *op)
     const struct option options[] = {{"source", "nsbox"}, {"lowerdir", plan_string(l->plan, op->data)},
                                      {"upperdir", upper}, {"workdir", work}, {"userxattr", 0}};
     long ret = NSB_CALL(__NR_mkdirat, l->scratch, upper, op->mode);
-    if (ret == 0)
+    if (ret == 0 || ret == -EEXIST)
         ret = NSB_CALL(__NR_fchownat, l->scratch, upper, op->uid, op->gid, 0);
     if (ret == 0)
         ret = NSB_CALL(__NR_mkdirat, l->scratch, work, 0700);
@@ -224,7 +281,8 @@ static long play_overlay(struct launch *l, const struct nsb_op *op)
     if (tree < 0)
         return tree;
     if (*dst)
-        return attach_at(tree, l->root, dst, 1);
+        return attach_own(l, tree, dst);
+    remember_own(l, tree);
     ret = NSB_CALL(__NR_mkdirat, l->scratch, "root", 0755);
     if (ret == 0)
         ret = attach(tree, l->scratch, "root");
@@ -245,13 +303,13 @@ static long play_scratch(struct launch *l, const struct nsb_op *op)
     if (ret < 0)
         return ret;
     OWNED_FD tree = (int)NSB_CALL(__NR_open_tree, l->scratch, name, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-    return tree < 0 ? tree : attach_at(tree, l->root, plan_string(l->plan, op->dst), 1);
+    return tree < 0 ? tree : attach_own(l, tree, plan_string(l->plan, op->dst));
 }
 
 static long play_bind(struct launch *l, const struct nsb_op *op, int source)
 {
     int directory = is_directory(source);
-    return directory < 0 ? directory : attach_at(source, l->root, plan_string(l->plan, op->dst), directory);
+    return directory < 0 ? directory : attach_at(l, source, plan_string(l->plan, op->dst), directory);
 }
 
 static long play_tmpfs(struct launch *l, const struct nsb_op *op)
@@ -260,13 +318,13 @@ static long play_tmpfs(struct launch *l, const struct nsb_op *op)
     if (tree < 0)
         return tree;
     long ret = NSB_CALL(__NR_fchownat, tree, "", op->uid, op->gid, AT_EMPTY_PATH);
-    return ret < 0 ? ret : attach_at(tree, l->root, plan_string(l->plan, op->dst), 1);
+    return ret < 0 ? ret : attach_own(l, tree, plan_string(l->plan, op->dst));
 }
 
 static long play_proc(struct launch *l, const struct nsb_op *op)
 {
     l->proc = new_filesystem("proc", 0, 0, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
-    return l->proc < 0 ? l->proc : attach_at(l->proc, l->root, plan_string(l->plan, op->dst), 1);
+    return l->proc < 0 ? l->proc : attach_at(l, l->proc, plan_string(l->plan, op->dst), 1);
 }
 
 /* An entry of the proc that was just mounted, by its name there. NSB_RO: it stays, read-only. Else it reads as empty:
@@ -296,7 +354,7 @@ static long play_dev(struct launch *l, const struct nsb_op *op)
     const struct option pts[] = {{"mode", "620"}, {"ptmxmode", "666"}};
     const unsigned flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW;
     l->dev = (int)NSB_CALL(__NR_open_tree, l->scratch, "l0/dev", flags);
-    long ret = l->dev < 0 ? l->dev : attach_at(l->dev, l->root, plan_string(l->plan, op->dst), 1);
+    long ret = l->dev < 0 ? l->dev : attach_at(l, l->dev, plan_string(l->plan, op->dst), 1);
     for (unsigned i = 0; ret >= 0 && i < sizeof device_paths / sizeof *device_paths; i++) {
         OWNED_FD node = (int)NSB_CALL(__NR_open_tree, AT_FDCWD, device_paths[i], flags);
         ret = node < 0 ? node : attach(node, l->dev, device_paths[i] + sizeof "/dev/" - 1);
@@ -310,9 +368,11 @@ static long play_dev(struct launch *l, const struct nsb_op *op)
 static long play_file(struct launch *l, const struct nsb_op *op)
 {
     const char *name, *data = plan_string(l->plan, op->data);
-    OWNED_FD parent = open_parent(l->root, plan_string(l->plan, op->dst), &name);
+    OWNED_FD parent = open_parent(l, plan_string(l->plan, op->dst), &name);
     if (parent < 0)
         return parent;
+    if (!is_own(l, parent))
+        return -EROFS;
     if (op->kind == NSB_OP_SYMLINK)
         return NSB_CALL(__NR_symlinkat, data, parent, name);
     OWNED_FD file = (int)NSB_CALL(__NR_openat, parent, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, op->mode);
@@ -324,7 +384,7 @@ static long play_file(struct launch *l, const struct nsb_op *op)
 
 static long play_dir(struct launch *l, const struct nsb_op *op)
 {
-    OWNED_FD dir = make_directories(l->root, plan_string(l->plan, op->dst), op->mode);
+    OWNED_FD dir = make_directories(l, plan_string(l->plan, op->dst), op->mode);
     return dir < 0 ? dir : NSB_CALL(__NR_fchownat, dir, "", op->uid, op->gid, AT_EMPTY_PATH);
 }
 
@@ -332,6 +392,7 @@ long play_op(struct launch *l, const struct nsb_op *op, int source)
 {
     switch (op->kind) {
     case NSB_OP_LOWER: return play_lower(l, source);
+    case NSB_OP_UPPER: return play_upper(l, op);
     case NSB_OP_OVERLAY: return play_overlay(l, op);
     case NSB_OP_BIND: return play_bind(l, op, source);
     case NSB_OP_TMPFS: return play_tmpfs(l, op);

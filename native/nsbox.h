@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 3, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 6, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
@@ -30,6 +30,7 @@ enum nsb_op_kind {
     NSB_OP_SCRATCH,  /* a fresh directory of the scratch file system (counted there) onto dst */
     NSB_OP_PROC, NSB_OP_DEV,
     NSB_OP_MASK,     /* dst, an entry of /proc, is covered, or stays read-only with NSB_RO */
+    NSB_OP_UPPER,    /* make dst in the upper directory of the root, before NSB_OP_OVERLAY uses it */
     NSB_OP_DIR,      /* make dst and its missing parents */
     NSB_OP_FILE,     /* write data to dst */
     NSB_OP_SYMLINK   /* dst -> data */
@@ -71,14 +72,16 @@ struct nsb_command {
 
 struct nsb_plan {
     uint32_t magic, layout, size, flags;
-    uint64_t clone_flags;
     uint32_t uid_map, gid_map;               /* text for /proc/PID/{uid,gid}_map */
     uint32_t setup_uid, setup_gid;           /* ids inside while the root is built */
     uint32_t uid, gid;                       /* ids inside of init and the payload from then on */
     uint32_t host_uid, host_gid;             /* the payload's ids as the host sees them */
     uint32_t staging, hostname;              /* staging: an existing host directory to build on */
     uint32_t ops, n_ops, rlimits, n_rlimits, rules, n_rules, filter, n_filter;
-    uint32_t scratch_dir, unused;
+    uint32_t scratch_dir, affinity, n_affinity; /* affinity: mask for sched_setaffinity(2), n bytes of it */
+    uint32_t fault_stage;                    /* for tests: 1 + the stage that goes wrong; 0: none */
+    int32_t fault;                           /* the -errno that it answers, or 1: it never comes back */
+    uint32_t unused;
     uint64_t scratch_size, scratch_inodes;
     uint64_t landlock_fs, landlock_scoped;   /* handled_access_fs, scoped; both 0: no ruleset */
     struct nsb_command command;
@@ -92,7 +95,7 @@ enum nsb_msg_type {
     NSB_MSG_EXITED,       /* init: the payload's wait status and usage */
     NSB_MSG_ENDED,        /* init: nothing else is left inside; usage of everything */
     NSB_MSG_KILL = 64,    /* host: kill every process of this sandbox, or of this command, then report */
-    NSB_MSG_SIGNAL,       /* host: err is a signal for the payload */
+    NSB_MSG_SIGNAL,       /* host: err is a signal for the payload; with op 1 for every process of the sandbox */
     NSB_MSG_GO,           /* host: the maps are written */
     NSB_MSG_RUN           /* host: start another program; err is the size of the blob, which comes first of the descriptors */
 };

@@ -31,7 +31,10 @@ long set_limits(const struct nsb_plan *plan)
         if (ret < 0)
             return ret;
     }
-    return 0;
+    if (plan->n_affinity == 0)
+        return 0;
+    long ret = NSB_CALL(__NR_sched_setaffinity, 0, plan->n_affinity, plan_at((struct nsb_plan *)plan, plan->affinity));
+    return ret < 0 ? ret : 0;
 }
 
 /* landlock(7); the structures are ABI and newer than the headers of some distributions that we build on. */

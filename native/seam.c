@@ -308,9 +308,9 @@ long nsb_write(int fd, const void *data, size_t size)
     return answer;
 }
 
-int nsb_tell(int control, uint32_t type, int value)
+int nsb_tell(int control, uint32_t type, int value, uint32_t op)
 {
-    struct nsb_msg msg = {.type = type, .err = value};
+    struct nsb_msg msg = {.type = type, .err = value, .op = op};
     ssize_t ret;
     do
         ret = send(control, &msg, sizeof msg, MSG_NOSIGNAL);

@@ -67,6 +67,7 @@ int plan_valid(const struct nsb_plan *plan, uint64_t size)
     return array_valid(plan, plan->ops, plan->n_ops, sizeof(struct nsb_op)) &&
            array_valid(plan, plan->rlimits, plan->n_rlimits, sizeof(struct nsb_rlimit)) &&
            array_valid(plan, plan->rules, plan->n_rules, sizeof(struct nsb_rule)) &&
+           array_valid(plan, plan->affinity, plan->n_affinity, 1) &&
            array_valid(plan, plan->filter, plan->n_filter, 8) && plan->n_filter <= 4096 && plan->n_filter > 0 &&
            command_valid((const char *)plan, size, &plan->command);
 }
@@ -120,6 +121,16 @@ long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds)
     if (ret >= 0 && (msg.flags & (MSG_TRUNC_FLAG | MSG_CTRUNC_FLAG)))
         return -EMSGSIZE;
     return ret;
+}
+
+/* Tests break a launch after any stage, to see that nothing stays behind: docs/theory.md, "Faults". */
+long fault_at(const struct nsb_plan *plan, uint32_t stage, long ret)
+{
+    if (ret < 0 || plan->fault_stage != stage + 1)
+        return ret;
+    while (plan->fault > 0)
+        NSB_CALL(__NR_ppoll, 0, 0, 0, 0, 0);
+    return plan->fault;
 }
 
 void report(int control, uint32_t type, const struct failure *why, const uint64_t *stamps)

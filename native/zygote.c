@@ -35,6 +35,10 @@ enum { PROT_READ_WRITE = 3, AF_UNIX_FAMILY = 1, SEQPACKET_CLOEXEC = 5 | 02000000
 
 struct zygote { int life[2]; int signals; };
 
+/* Never less: pivot_root(2) and kill(-1) of an init without one of them would be the host's. init itself makes the network
+ * namespace (net.c) and the cgroup namespace (init.c), each for a reason told there. */
+static const uint64_t namespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS;
+
 int write_file_at(int dir, const char *name, const char *text)
 {
     OWNED_FD fd = (int)NSB_CALL(__NR_openat, dir, name, O_WRONLY | O_CLOEXEC);
@@ -155,14 +159,15 @@ static int equip(const struct nsb_plan *plan, long pid, int sync, struct failure
     if (ret == 0 && !(plan->flags & NSB_MAPS_BY_CALLER))
         ret = write_maps(process, plan_string(plan, plan->uid_map), plan_string(plan, plan->gid_map),
                          plan->flags & NSB_SETGROUPS_DENY);
+    ret = (int)fault_at(plan, NSB_STAGE_IDMAP, ret);
     if (ret == 0 && plan->flags & NSB_HOST_SOURCES) {
         why->stage = NSB_STAGE_SOURCE;
         n = ret = open_sources(plan, process, fds, why);
+        ret = (int)fault_at(plan, NSB_STAGE_SOURCE, ret);
     }
-    if (ret < 0)
-        return ret;
-    ret = (int)send_packet(sync, &go, sizeof go, fds, (unsigned)n);
-    while (n > 0)
+    if (ret >= 0)
+        ret = (int)send_packet(sync, &go, sizeof go, fds, (unsigned)n);
+    while (n > 0) /* open_sources() answers none when it fails */
         nsb_close(fds[--n]);
     return ret < 0 ? ret : 0;
 }
@@ -171,7 +176,7 @@ static void launch(struct zygote *z, struct launch *l)
 {
     struct failure why = {.stage = NSB_STAGE_CLONE, .op = UINT32_MAX};
     int pair[2], pidfd_number = -1;
-    struct clone_args args = {.flags = l->plan->clone_flags | CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd_number,
+    struct clone_args args = {.flags = namespaces | CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd_number,
                               .exit_signal = CHLD};
     if (l->cgroup >= 0) {
         args.flags |= CLONE_INTO_CGROUP;
@@ -194,7 +199,9 @@ static void launch(struct zygote *z, struct launch *l)
     }
     nsb_close(l->sync);
     OWNED_FD pidfd = pidfd_number;
-    why.err = pid < 0 ? (int)pid : equip(l->plan, pid, ours, &why);
+    why.err = pid < 0 ? (int)pid : (int)fault_at(l->plan, NSB_STAGE_CLONE, 0);
+    if (why.err == 0)
+        why.err = equip(l->plan, pid, ours, &why);
     if (why.err < 0) {
         /* init, if there is one, waits on the other end of ours and ends with it. */
         if (pid > 0)

@@ -58,13 +58,6 @@ def run(
             watch.error.command = os.fsdecode(argv[0])
         if watch.error is not None:
             raise watch.error
-        _note_output(watch, limits.output)
         return Result(watch, secrets.token_hex(8), [os.fsdecode(item) for item in argv])
     finally:
         handle.close()
-
-
-def _note_output(watch: Run, cap: int | None) -> None:
-    cut = [stream.cut_at for stream in (watch.stdout, watch.stderr) if stream.cut_at is not None]
-    if cut:
-        watch.limits_hit.append({"limit": "output", "value": cap, "count": len(cut), "first_at": min(cut)})

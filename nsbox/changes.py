@@ -11,18 +11,11 @@ import stat
 from collections.abc import Callable, Mapping
 
 from nsbox import tree
-from nsbox.change import (
-    ADDED,
-    DELETED,
-    MODE_CHANGED,
-    MODIFIED,
-    TYPE_CHANGED,
-    Change,
-    ChangeSet,
-    before_of,
-)
+from nsbox.change import ADDED, DELETED, MODE_CHANGED, MODIFIED, TYPE_CHANGED, Change, ChangeSet, before_of
 from nsbox.contents import read
 from nsbox.trust import MAX_PARSED, Trust, changed_key, trust
+
+__all__ = ["ADDED", "DELETED", "MODE_CHANGED", "MODIFIED", "TYPE_CHANGED", "Change", "ChangeSet", "scan"]
 
 MAX_ENTRIES, MAX_BYTES = 100_000, 1 << 30
 
@@ -148,7 +141,7 @@ class _Scan:
             self.add(found)
 
     def into(self, upper: int, lower: int, name: str, found: Change, depth: int) -> None:
-        inner = tree.open_directory(upper, name)
+        inner = tree.open_directory(upper, name, lend=True)
         below = -1
         try:
             xattrs = tree.user_xattrs(inner)
@@ -159,13 +152,13 @@ class _Scan:
             self.add(found._replace(xattrs=tuple(sorted(xattrs))))
             self.directory(inner, below, found.path + "/", depth + 1)
         finally:
-            os.close(inner)
+            tree.close(inner)
             if below >= 0:
                 os.close(below)
 
     def file(self, upper: int, lower: int, name: str, found: Change, status: os.stat_result) -> None:
         first = self.links.get((status.st_dev, status.st_ino)) if status.st_nlink > 1 else None
-        fd, status = tree.open_file(upper, name)
+        fd, status = tree.open_file(upper, name, lend=True)
         old = -1
         try:
             if lower >= 0:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from nsbox.errors import NsboxError, SpecError
+from nsbox.errors import CommandError, NsboxError, SpecError
 
 USAGE = """\
 usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]        one fresh sandbox, one command, gone afterwards
@@ -60,7 +60,7 @@ def _colour() -> bool:
 
 
 def _print(text: str) -> None:
-    from nsbox.cli_run import Output
+    from nsbox.cli_output import Output
 
     Output(1, None, keep=False).write(text.encode("utf-8", "surrogateescape"))
 
@@ -181,7 +181,7 @@ def _prepare_process() -> None:
 
 
 def _unexpected(error: Exception) -> int:
-    from nsbox.cli_run import say
+    from nsbox.cli_output import say
 
     if os.environ.get("NSBOX_DEBUG"):
         import traceback
@@ -196,10 +196,10 @@ def call(arguments: Sequence[str]) -> int:
     try:
         return _dispatch(list(arguments))
     except NsboxError as error:
-        from nsbox.cli_run import say, status_of
+        from nsbox.cli_output import say
 
         say(str(error))
-        return status_of(error)
+        return error.exit_code if isinstance(error, CommandError) else 125
     except Interrupted as end:
         return 128 + end.number
     except Exception as error:

@@ -1,73 +1,28 @@
 """``nsbox run`` and what ``nsbox python`` shares with it: one sandbox, its streams passed on live, its status."""
 
 import os
-import select
-import stat
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsbox import api
 from nsbox.cli_options import Option
-from nsbox.errors import CommandError, NsboxError, SpecError
+from nsbox.cli_output import Output, say
+from nsbox.errors import NsboxError, SpecError
 from nsbox.launch import prepare
 from nsbox.report import SCHEMA, Result
 from nsbox.spec import Spec
 
 STDIN_CAP = 64 << 20
-#: select(2): what a poll calls ready takes at least this much without blocking
-PIPE_BUF = select.PIPE_BUF
 _LIMIT_WORDS = {
     "timeout": "it ran for {value:g} s, the --timeout",
     "cpu_time": "it used {value:g} s of processor time, the --cpu-time",
     "memory": "it needed more than {size}, the --memory",
     "pids": "it made more than {value:g} processes and threads, the --pids",
+    "cpu": "it waited for its share of {value:g} processors, the --cpus",
     "disk": "it wrote more than {size}, the --disk",
     "output": "it wrote more than {size}, the --output",
 }
-
-
-class DownstreamClosed(Exception):
-    """Nobody reads what the command writes any more."""
-
-
-class Output:
-    """One of our own streams. Waits for a slow reader, but never past ``deadline``: the time limit must be acted on."""
-
-    def __init__(self, fd: int, deadline: float | None, keep: bool) -> None:
-        self.kept: list[bytes] | None = [] if keep else None
-        self._fd = fd
-        self._deadline = deadline
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLOUT)
-        mode = os.fstat(fd).st_mode
-        self._step = sys.maxsize if stat.S_ISREG(mode) else PIPE_BUF
-
-    def write(self, data: bytes) -> None:
-        """Pass it on whole. Raises DownstreamClosed; after the deadline, what nobody takes is dropped."""
-        if self.kept is not None:
-            self.kept.append(data)
-        rest = memoryview(data)
-        while rest:
-            pause = None if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000
-            if not self._poll.poll(pause):
-                return
-            try:
-                rest = rest[os.write(self._fd, rest[: self._step]) :]
-            except BrokenPipeError:
-                raise DownstreamClosed from None
-            except BlockingIOError:  # somebody else made it non-blocking, and a part would fit
-                time.sleep(0.001)
-
-
-def say(text: str) -> None:
-    """One line on standard error, whatever is in it: names of files may hold anything."""
-    line = "".join(c if c.isprintable() or "\ud800" <= c <= "\udfff" else repr(c)[1:-1] for c in text)
-    try:
-        os.write(2, f"nsbox: {line}\n".encode("utf-8", "surrogateescape"))
-    except OSError:
-        pass
 
 
 def spec_of(values: Mapping[str, Any], table: Sequence[Option]) -> Spec:
@@ -154,7 +109,7 @@ def run(values: Mapping[str, Any], command: Sequence[str], table: Sequence[Optio
     if report.wanted or values.get("json"):
         report.give(result.to_json())
     if not values.get("quiet"):
-        _tell(result, bool(values.get("verbose")))
+        _tell(result, spec, bool(values.get("verbose")))
     return result.status
 
 
@@ -178,7 +133,11 @@ def _size(count: float) -> str:
     return f"{count:g} bytes"
 
 
-def _tell(result: Result, verbose: bool) -> None:
+def _tell(result: Result, spec: Spec, verbose: bool) -> None:
+    watched = [name for name, layer in result.enforced.items() if layer["strength"] == "watched"]
+    weaker = [name for name in watched if name not in spec.degrade]
+    if weaker:
+        say(f"watched, not held by the kernel: {', '.join(weaker)}; nsbox doctor tells why, --degrade accepts it")
     for hit in result.limits_hit:
         name, value = hit["limit"], hit["value"]
         words = _LIMIT_WORDS.get(name, name).format(value=value, size=_size(value))
@@ -186,15 +145,10 @@ def _tell(result: Result, verbose: bool) -> None:
             say(f"{result.argv[0]} was ended: {words}")
         elif name == "output":
             say(f"the output is not complete: {words}")
-        else:
+        elif name != "cpu" or verbose:  # to be slowed down is what that limit is for
             say(f"{result.argv[0]} touched a limit: {words}")
     if verbose:
         for step, micros in result.steps.items():
             say(f"{step:<13}{micros:9.1f} µs")
         timing = ", ".join(f"{name.removesuffix('_ms')} {value:.1f} ms" for name, value in result.timing.items())
         say(f"{result.reason}, status {result.status}; {timing}")
-
-
-def status_of(error: NsboxError) -> int:
-    """The exit status for an error: nsbox itself could not (125), or the command could not be executed."""
-    return error.exit_code if isinstance(error, CommandError) else 125

@@ -1,6 +1,7 @@
 """Plan → the flat buffer of native/nsbox.h. Compiled once per Spec; a launch adds its command and its ids."""
 
 import os
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,6 +64,14 @@ class Compiled(NamedTuple):
     body: bytes
 
 
+def _affinity(count: int) -> bytes:
+    """A mask for sched_setaffinity(2) of ``count`` of the caller's processors, others for each sandbox compiled."""
+    allowed = sorted(os.sched_getaffinity(0))
+    start = random.randrange(len(allowed))
+    chosen = (allowed + allowed)[start : start + count]
+    return sum(1 << number for number in chosen).to_bytes(max(chosen) // 64 * 8 + 8, "little")
+
+
 def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "") -> Compiled:
     """``program`` is the seccomp filter, ``skeleton`` the prepared directory that stands for SKELETON."""
     writer = Writer(_HEADER)
@@ -75,16 +84,18 @@ def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "
         slot.src = writer.string(skeleton if op.src == SKELETON else op.src)
         slot.dst, slot.data = writer.string(op.dst), writer.string(op.data)
     header.ops, header.n_ops = writer.array(bytes(ffi.buffer(ops))), len(plan.ops)
-    limits = ffi.new("struct nsb_rlimit[]", [(number, 0, soft, hard) for number, soft, hard in plan.rlimits])
-    header.rlimits, header.n_rlimits = writer.array(bytes(ffi.buffer(limits))), len(plan.rlimits)
+    limits = ffi.new("struct nsb_rlimit[]", [(number, 0, soft, hard) for number, soft, hard in plan.limits.rlimits])
+    header.rlimits, header.n_rlimits = writer.array(bytes(ffi.buffer(limits))), len(plan.limits.rlimits)
     rules = ffi.new("struct nsb_rule[]", [(writer.string(path), 0, access) for path, access in plan.landlock.rules])
     header.rules, header.n_rules = writer.array(bytes(ffi.buffer(rules))), len(plan.landlock.rules)
     header.landlock_fs, header.landlock_scoped = plan.landlock.handled, plan.landlock.scoped
     header.filter, header.n_filter = writer.array(program), len(program) // 8
+    if plan.limits.pinned:
+        mask = _affinity(plan.limits.pinned)
+        header.affinity, header.n_affinity = writer.array(mask), len(mask)
     header.staging, header.hostname = writer.string(plan.staging), writer.string(plan.hostname)
     header.scratch_dir = writer.string(scratch_dir)
     header.scratch_size, header.scratch_inodes = plan.scratch_size, plan.scratch_inodes
-    header.clone_flags = plan.clone_flags
     header.flags = (
         (lib.NSB_HOST_SOURCES if plan.privileged else 0)
         | (lib.NSB_NETWORK if plan.network else 0)
@@ -133,16 +144,19 @@ def command(
     return Command(tuple(_arguments(argv)), env, cwd, flags, n_join)
 
 
-def _write_command(out: Any, writer: Writer, what: Command | None) -> None:
+def waiting(n_join: int = 0) -> Command:
+    """No program yet: the sandbox waits for NSB_MSG_RUN."""
+    return Command((), {}, "/", 0, n_join)
+
+
+def _write_command(out: Any, writer: Writer, what: Command) -> None:
     """Fill a struct nsb_command, all but its size."""
-    argv, env = (what.argv, what.env) if what else ((), {})
-    variables = [f"{key}={value}" for key, value in env.items()]
+    argv, variables = what.argv, [f"{key}={value}" for key, value in what.env.items()]
     out.magic = lib.NSB_MAGIC
     out.argv, out.argc = (writer.strings(argv) if argv else 0), len(argv)
     out.envp, out.envc = (writer.strings(variables) if variables else 0), len(variables)
-    if what:
-        out.cwd, out.path = writer.string(what.cwd), writer.string(env.get("PATH", DEFAULT_PATH))
-        out.flags, out.n_join = what.flags, what.n_join
+    out.cwd, out.path = writer.string(what.cwd), writer.string(what.env.get("PATH", DEFAULT_PATH))
+    out.flags, out.n_join = what.flags, what.n_join
     out.pointers = writer.array(bytes(8 * (len(argv) + len(variables) + 2)))
     writer.body += bytes(8)
 
@@ -153,8 +167,10 @@ def _finish(header: Any, size: int) -> bytes:
     return bytes(ffi.buffer(header))
 
 
-def launch_blob(compiled: Compiled, what: Command | None, ids: Ids, flags: int = 0) -> bytes:
-    """The whole buffer for one launch; ``what`` is None for a sandbox that waits for its first command."""
+def launch_blob(
+    compiled: Compiled, what: Command, ids: Ids, flags: int = 0, fault: tuple[int, int] | None = None
+) -> bytes:
+    """The whole buffer for one launch. ``fault`` breaks it for a test: (stage, -errno; or 1 to hang there)."""
     writer = Writer(len(compiled.header) + len(compiled.body))
     header = ffi.new("struct nsb_plan *")
     ffi.buffer(header)[:] = compiled.header
@@ -166,6 +182,8 @@ def launch_blob(compiled: Compiled, what: Command | None, ids: Ids, flags: int =
         | (lib.NSB_MAPS_BY_CALLER if ids.maps_by_caller else 0)
         | flags
     )
+    if fault:
+        header.fault_stage, header.fault = fault[0] + 1, fault[1]
     _write_command(header.command, writer, what)
     header.size = header.command.size = writer.start + len(writer.body)
     return _finish(header, header.size) + compiled.body + bytes(writer.body)

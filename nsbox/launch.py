@@ -6,25 +6,35 @@ Python-side work per launch stays under 200 µs: everything that depends on the 
 import contextlib
 import errno as _errno
 import functools
+import itertools
 import os
+import select
 import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nsbox import _native, probe
+from nsbox import _native, janitor, probe
 from nsbox._native import ffi, lib
-from nsbox.encode import Compiled, Ids, command, compile_plan, launch_blob
+from nsbox.encode import Compiled, Ids, command, compile_plan, launch_blob, waiting
 from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SetupError, SpecError
 from nsbox.plan.compose import Plan, make_plan
 from nsbox.plan.filter import cached_filter
+from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.probe import Host
-from nsbox.resources import skeleton
+from nsbox.resources import cgroup, skeleton
 from nsbox.resources.ids import SIZE, IdRanges
 from nsbox.spec import Spec
 
 _NO_OP = 0xFFFFFFFF
+#: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
+fault: tuple[int, int] | None = None
+Argument = str | bytes | os.PathLike[str]
+
+
+class NoIdmap(Exception):  # noqa: N818 - never leaves this module
+    """The skeleton cannot be idmapped: the plan must do without."""
 
 
 class Prepared(NamedTuple):
@@ -47,12 +57,13 @@ class Handle:
         self.root_fd = self.scratch_fd = -1  #: see NSB_PASS_ROOT
         self.pid = 0
         self.cloned_at = 0.0
+        self.cgroup: cgroup.Cgroup | None = None
         self._range: int | None = None
         self._ranges: IdRanges | None = None
 
-    def tell(self, kind: int, value: int = 0) -> bool:
+    def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send init a message; False when nobody is there any more."""
-        return self.control >= 0 and lib.nsb_tell(self.control, kind, value) >= 0
+        return self.control >= 0 and lib.nsb_tell(self.control, kind, value, op) >= 0
 
     def kill(self) -> None:
         """SIGKILL pid 1 inside, and with it everything (pid_namespaces(7))."""
@@ -68,43 +79,99 @@ class Handle:
             os.close(fd)
 
     def close(self) -> None:
-        """End the sandbox if it still runs and give everything back. Idempotent."""
+        """End the sandbox if it still runs; what must wait for its last process is given back later. Idempotent."""
         self.kill()
-        for name in ("stdin", "stdout", "stderr", "control", "pidfd", "root_fd", "scratch_fd"):
+        for name in ("stdin", "stdout", "stderr", "control"):
+            self.close_stream(name)
+        if (self.pidfd, self.cgroup, self._range) != (-1, None, None):
+            janitor.later(_GiveBack(self))
+
+    def release(self) -> None:
+        """Wait, for at most two seconds, until init is gone; then give back its descriptors, ids and cgroup."""
+        if self.pidfd >= 0:
+            waiter = select.poll()
+            waiter.register(self.pidfd, select.POLLIN)
+            waiter.poll(2000)
+        for name in ("pidfd", "root_fd", "scratch_fd"):
             self.close_stream(name)
         if self._range is not None and self._ranges is not None:
             self._ranges.give_back(self._range)
-            self._range = None
+        if self.cgroup is not None:
+            self.cgroup.release()
+            tidy(self.prepared.host.state)
+        self._range = self.cgroup = None
 
 
-_ranges: tuple[int, IdRanges] | None = None
+_launches = itertools.count(1)
+
+
+def tidy(state: str) -> None:
+    """Between launches, off their path: collect what the dead left, once; make groups ahead, for those who go on."""
+    number = next(_launches)
+    if number == 1:
+        cgroup.sweep(state)
+    else:
+        cgroup.discover(state).refill()
+
+
+class _GiveBack:
+    """What the janitor calls. It takes over all that a handle still owns, so that the handle is closed at once."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._owner = Handle(handle.prepared, handle.started_at)
+        for name in ("pidfd", "root_fd", "scratch_fd", "cgroup", "_range", "_ranges"):
+            setattr(self._owner, name, getattr(handle, name))
+        handle.pidfd = handle.root_fd = handle.scratch_fd = -1
+        handle.cgroup = handle._range = None
+
+    def __call__(self) -> None:
+        self._owner.release()
+
+
+_ranges: IdRanges | None = None
 _ranges_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked child shares the open file description, and with it its parent's locks: it takes its own."""
+    global _ranges, _ranges_lock
+    if _ranges is not None:
+        _ranges.close()
+    _ranges, _ranges_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _id_ranges(state: str) -> IdRanges:
     global _ranges
     with _ranges_lock:
-        if _ranges is None or _ranges[0] != os.getpid():
-            # A forked child shares the open file description, and with it its parent's locks: leave that one alone.
-            _ranges = (os.getpid(), IdRanges(state))
-        return _ranges[1]
+        _ranges = _ranges or IdRanges(state)
+        return _ranges
 
 
 def _check_sources(plan: Plan) -> None:
-    for option, path in plan.sources:
+    for option, path, written in plan.sources:
         try:
             os.stat(path)
         except OSError as error:
-            raise SpecError(
-                f"{option}: {path!r}: {error.strerror}; name a path that exists and that you may read"
-            ) from None
+            meant = "" if written == path else f" (that is {path!r})"
+            raise SpecError(f"{option}: {written!r}{meant}: {error.strerror}; name a path that you may read") from None
+
+
+def _filter(spec: Spec, plan: Plan) -> bytes:
+    # Where the share of processors is held by pinning, nobody inside may pin itself elsewhere.
+    deny = ("sched_setaffinity",) if plan.limits.pinned else ()
+    return cached_filter(plan.seccomp, extra_deny=deny, set_id=not spec.rw)
 
 
 @functools.lru_cache(maxsize=64)
 def _prepare(spec: Spec, host: Host, where: tuple[str, ...]) -> Prepared:
-    plan = make_plan(spec, host)
+    hierarchy = cgroup.discover(host.state)
+    limits: tuple[cgroup.Limit, ...] = ("memory", "pids", "cpu", "io")
+    plan = make_plan(spec, host, {limit: hierarchy.strength(limit) for limit in limits})
     root = skeleton.ensure(plan.skeleton, host.state)
-    return Prepared(spec, host, plan, root, compile_plan(plan, root, cached_filter(plan.seccomp, set_id=not spec.rw)))
+    return Prepared(spec, host, plan, root, compile_plan(plan, root, _filter(spec, plan)))
 
 
 def prepare(spec: Spec) -> Prepared:
@@ -181,15 +248,24 @@ def _pipe(owned: contextlib.ExitStack, *, to_inside: bool, host_ids: tuple[int, 
     return ours, theirs
 
 
-def launch(
+def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) -> Handle:
+    """Start ``argv`` in a fresh sandbox, or none yet. Raises SpecError, SetupError or SandboxUnavailable; then nothing
+    is left. The keywords are those of ``_launch``."""
+    try:
+        return _launch(prepared, argv, **options)
+    except NoIdmap:
+        probe.no_idmap()
+        return _launch(prepare(prepared.spec), argv, **options)
+
+
+def _launch(
     prepared: Prepared,
-    argv: Sequence[str | bytes | os.PathLike[str]],
+    argv: Sequence[Argument] | None,
     *,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     stdin: bool = False,
 ) -> Handle:
-    """Start ``argv`` in a fresh sandbox. Raises SpecError, SetupError or SandboxUnavailable; then nothing is left."""
     handle = Handle(prepared, time.monotonic())
     plan = prepared.plan
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
@@ -198,15 +274,25 @@ def launch(
             handle._ranges = _id_ranges(prepared.host.state)
             handle._range = handle._ranges.take()
         ids = _ids(prepared, handle._range)
-        what = command(argv, plan.env if env is None else env, cwd or plan.cwd, lib.NSB_STDIN if stdin else 0)
-        blob = launch_blob(prepared.compiled, what, ids)
+        limits = plan.limits
+        if limits.cgroup:
+            wanted = cgroup.Wanted(limits.memory, limits.pids, limits.cpus)
+            handle.cgroup = cgroup.discover(prepared.host.state).make(wanted, "sandbox")
+        join, into = (handle.cgroup.join, handle.cgroup.into) if handle.cgroup else ((), -1)
+        flags = lib.NSB_STDIN if stdin else 0
+        environment = plan.env if env is None else env
+        what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv else waiting(len(join))
+        passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
+        blob = launch_blob(prepared.compiled, what, ids, passed, fault)
         host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         handle.stdout, out = _pipe(owned, to_inside=False, host_ids=host_ids)
         handle.stderr, err = _pipe(owned, to_inside=False, host_ids=host_ids)
         source = -1
         if stdin:
             handle.stdin, source = _pipe(owned, to_inside=True, host_ids=host_ids)
-        _ask(handle, blob, [out, err, source] if stdin else [out, err])
+        _ask(handle, blob, [out, err, *((source,) if stdin else ()), *join, *((into,) if into >= 0 else ())])
+        if handle.cgroup:
+            handle.cgroup.joined()
         undo.pop_all()
     return handle
 
@@ -223,6 +309,10 @@ def _ask(handle: Handle, blob: bytes, fds: Sequence[int]) -> None:
             f"the helper process cannot be asked: {os.strerror(-ret)}", remedy="run: nsbox doctor", errno=-ret
         )
     handle.control = ret
+    plan = handle.prepared.plan
+    first = answer.op == 0 and _native.STAGES[min(answer.stage, len(_native.STAGES) - 1)] == "source"
+    if answer.type == lib.NSB_MSG_FAILED and first and -answer.err == _errno.EINVAL and plan.ops[0].flags & IDMAP_RANGE:
+        raise NoIdmap
     if answer.type != lib.NSB_MSG_CLONED:
         raise failure(handle.prepared, answer)
     handle.pidfd, handle.pid, handle.cloned_at = pidfd[0], answer.pid, time.monotonic()

@@ -24,6 +24,8 @@ class Host(NamedTuple):
     links: tuple[tuple[str, str], ...]  #: /bin -> usr/bin and the like, on a host with a merged /usr
     trees: tuple[str, ...]  #: those that are directories of their own
     proc: frozenset[str]  #: entries of /proc that are not processes
+    idmap: bool  #: whether the state directory's file system takes idmapped mounts; assumed until a launch says no
+    processors: int  #: that the caller may run on
     state: str  #: directory for run-time state, private to the caller
 
 
@@ -97,6 +99,16 @@ def state_directory() -> str:
     return os.path.realpath(path)
 
 
+_idmap = True
+
+
+def no_idmap() -> None:
+    """A launch has found that the skeleton's file system takes no idmapped mounts (tmpfs does since 6.3): plan without."""
+    global _idmap
+    _idmap = False
+    _host.cache_clear()
+
+
 @functools.cache
 def _host(uid: int, gid: int, pid: int) -> Host:
     from nsbox import _native
@@ -111,6 +123,8 @@ def _host(uid: int, gid: int, pid: int) -> Host:
         links=links,
         trees=trees,
         proc=frozenset(name for name in os.listdir("/proc") if not name.isdigit()),
+        idmap=_idmap,
+        processors=len(os.sched_getaffinity(0)),
         state=state_directory(),
     )
 

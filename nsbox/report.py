@@ -22,6 +22,7 @@ class Result:
     """How a run ended. ``stdout`` and ``stderr`` are the bytes kept; ``exit_code`` is None when a signal ended it."""
 
     def __init__(self, run: Run, sandbox_id: str, argv: list[str]) -> None:
+        self.limits_hit: list[dict[str, Any]] = run.conclude(run.handle.prepared.spec.limits.output)
         status = run.status
         self.schema = SCHEMA
         self.id = sandbox_id
@@ -32,7 +33,6 @@ class Result:
             # init was killed before it could tell; it goes down only by SIGKILL.
             self.signal = int(_signal.SIGKILL)
         self.reason: str = run.reason or ("exited" if self.exit_code is not None else "signaled")
-        self.limits_hit: list[dict[str, Any]] = list(run.limits_hit)
         self.stdout, self.stderr = run.stdout.data, run.stderr.data
         self.stdout_truncated, self.stderr_truncated = run.stdout.truncated, run.stderr.truncated
         self.timing = _timing(run)
@@ -40,7 +40,7 @@ class Result:
         self.usage: dict[str, float | int | None] = {name: run.usage.get(name) for name in _USAGE}
         self.enforced: dict[str, dict[str, str]] = run.handle.prepared.plan.enforced
         self.boundary: dict[str, list[dict[str, Any]]] = {
-            "inputs": [{"path": path, "kind": option} for option, path in run.handle.prepared.plan.sources],
+            "inputs": [{"path": path, "kind": option} for option, path, _ in run.handle.prepared.plan.sources],
             **{name: [] for name in ("outputs", "destinations", "secrets", "sensitive_mounts")},
         }
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsbox._native import STAGES, ffi, lib
+from nsbox.enforce import Enforcer
 from nsbox.errors import CommandError, NsboxError
 from nsbox.launch import Handle, failure
 
@@ -73,7 +74,6 @@ class Run:
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.timeout = timeout
         self.reason: str | None = None
-        self.limits_hit: list[dict[str, Any]] = []
         self.error: NsboxError | None = None
         self.status: int | None = None
         self.usage: dict[str, float] = {}
@@ -82,6 +82,7 @@ class Run:
         self._input = memoryview(stdin or b"")
         self._kill_at: float | None = None
         self._ended = self._gone = False
+        self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
         self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[2]")
 
     @property
@@ -95,11 +96,12 @@ class Run:
         h = self.handle
         wanted = [(h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ), (h.pidfd, "pidfd", select.POLLIN)]
         wanted += [(h.control, "control", _READ), (h.stdin, "stdin", select.POLLOUT | select.POLLERR)]
+        wanted += [(fd, "cgroup", events) for fd, events in self.enforcer.interests().items()]
         return {fd: (self, name, events) for fd, name, events in wanted if fd >= 0}
 
     def next_time(self) -> float | None:
         """When ``on_time`` must be called at the latest (time.monotonic())."""
-        times = [t for t in (self.deadline, self._kill_at) if t is not None]
+        times = [t for t in (self.deadline, self._kill_at, self.enforcer.next_time()) if t is not None]
         return min(times) if times else None
 
     def stop(self, reason: str) -> None:
@@ -111,21 +113,20 @@ class Run:
             if not self.handle.tell(lib.NSB_MSG_KILL):
                 self.handle.kill()
 
-    def hit(self, limit: str, value: float, count: int = 1) -> None:
-        """Note that a limit was touched."""
-        self.limits_hit.append({"limit": limit, "value": value, "count": count, "first_at": time.time()})
-
     def on_time(self, now: float) -> None:
         """Act on deadlines that have passed."""
         if self.deadline is not None and now >= self.deadline:
             self.deadline = None
-            self.hit("timeout", self.timeout or 0.0)
+            self.enforcer.hit("timeout", self.timeout)
             self.stop("timeout")
+        exceeded = self.enforcer.on_time(now)
+        if exceeded:
+            self.stop(exceeded)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None if self._gone else now + GRACE
             self.handle.kill()
 
-    def on_event(self, name: str) -> None:
+    def on_event(self, name: str, fd: int) -> None:
         """Act on a descriptor that is ready."""
         if name in ("stdout", "stderr"):
             self._read(name)
@@ -133,8 +134,21 @@ class Run:
             self._write()
         elif name == "control":
             self._receive()
+        elif name == "cgroup":
+            exceeded = self.enforcer.on_event(fd)
+            if exceeded:
+                self.stop(exceeded)
         elif name == "pidfd":
             self._init_gone()
+
+    def conclude(self, cap: int | None) -> list[dict[str, Any]]:
+        """After the end: settle the reason and the usage; the limits that were touched, in order."""
+        for stream in (self.stdout, self.stderr):
+            if stream.cut_at is not None:
+                self.enforcer.hit("output", cap, self.enforcer.hits.get("output", {}).get("count", 0) + 1)
+        ended_by = self.enforcer.conclude(self.usage)
+        self.reason = self.reason or ended_by
+        return sorted(self.enforcer.hits.values(), key=lambda hit: float(hit["first_at"]))
 
     def _read(self, name: str) -> bool:
         """Read once; False when there is nothing to read now or any more."""
@@ -229,7 +243,7 @@ def drive(runs: Iterable[Run]) -> None:
             ready = sorted(poll.poll(pause), key=lambda item: owners[item[0]][1] == "pidfd")
             for fd, _ in ready:
                 owner, name = owners[fd]
-                owner.on_event(name)
+                owner.on_event(name, fd)
         now = time.monotonic()
         for run in waiting:
             run.on_time(now)

@@ -40,46 +40,69 @@ def look(at: int, name: str) -> os.stat_result | None:
         return None
 
 
-def open_at(at: int, name: str, flags: int) -> int:
-    """Open one name for reading; what belongs to us and forbids it is opened all the same. Raises OSError."""
+_lent: dict[int, int] = {}
+
+
+def _open(at: int, name: str, flags: int, lend: bool) -> int:
     try:
         return os.open(name, flags, dir_fd=at)
     except PermissionError:
-        return _open_forbidden(at, name, flags)
+        if not lend:
+            raise
+    return _open_forbidden(at, name, flags)
 
 
 def _open_forbidden(at: int, name: str, flags: int) -> int:
-    """What the payload made unreadable belongs, for an ordinary user, to the user: lend it the bits for a moment."""
+    """What the payload made unreadable belongs, for an ordinary user, to the user: lend it the bits meanwhile."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         status = os.fstat(handle)
-        wanted = stat.S_IFDIR if flags & os.O_DIRECTORY else stat.S_IFREG
+        directory = bool(flags & os.O_DIRECTORY)
+        wanted = stat.S_IFDIR if directory else stat.S_IFREG
         if stat.S_IFMT(status.st_mode) != wanted or status.st_uid != os.geteuid():
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
         # The descriptor's own entry in /proc leads to that very inode, whatever the name means by now.
-        path = f"/proc/self/fd/{handle}"
-        os.chmod(path, 0o700)
+        path, mode = f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode)
+        os.chmod(path, mode | 0o700)
+        fd = -1
         try:
-            return os.open(path, flags & ~os.O_NOFOLLOW)
+            fd = os.open(path, flags & ~os.O_NOFOLLOW)
         finally:
-            os.chmod(path, stat.S_IMODE(status.st_mode))
+            if fd >= 0 and directory:
+                _lent[fd] = mode  # names in it are looked up until it is closed
+            else:
+                os.chmod(path, mode)
+        return fd
     finally:
         os.close(handle)
 
 
-def open_directory(at: int, name: str) -> int:
-    """A directory by one name. Raises OSError (ENOTDIR, ELOOP) for anything else."""
-    return open_at(at, name, DIRECTORY)
+def open_directory(at: int, name: str, *, lend: bool = False) -> int:
+    """A directory by one name, to be given to ``close``. Raises OSError (ENOTDIR, ELOOP) for anything else.
+
+    With ``lend``, what belongs to us and forbids it is opened all the same; never meant for the host's own files.
+    """
+    return _open(at, name, DIRECTORY, lend)
 
 
-def open_file(at: int, name: str) -> tuple[int, os.stat_result]:
+def open_file(at: int, name: str, *, lend: bool = False) -> tuple[int, os.stat_result]:
     """A regular file by one name, and its status. Raises OSError for anything else."""
-    fd = open_at(at, name, FILE)
+    fd = _open(at, name, FILE, lend)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", name)
     return fd, status
+
+
+def close(directory: int) -> None:
+    """Close a directory and take back what was lent to it."""
+    mode = _lent.pop(directory, None)
+    try:
+        if mode is not None:
+            os.fchmod(directory, mode)
+    finally:
+        os.close(directory)
 
 
 def names(directory: int, most: int) -> tuple[list[str], bool]:
@@ -143,8 +166,8 @@ def split(path: str) -> tuple[tuple[str, ...], str]:
 class Walker:
     """Opens directories beneath a root, one name at a time, and keeps the last chain open for the next."""
 
-    def __init__(self, root: int, *, make: int | None = None) -> None:
-        self.root = root
+    def __init__(self, root: int, *, make: int | None = None, lend: bool = False) -> None:
+        self.root, self.lend = root, lend
         self.make = make  #: the mode for directories that are missing; None: they are an error
         self._names: list[str] = []
         self._fds: list[int] = []
@@ -165,19 +188,24 @@ class Walker:
 
     def _open(self, at: int, name: str) -> int:
         try:
-            return open_directory(at, name)
+            return open_directory(at, name, lend=self.lend)
         except FileNotFoundError:
             if self.make is None:
                 raise
         try:
             os.mkdir(name, self.make, dir_fd=at)
         except FileExistsError:
-            pass
-        return open_directory(at, name)
+            return open_directory(at, name)
+        made = open_directory(at, name)
+        if os.geteuid() == 0:
+            # Not root's, but of whoever owns the tree.
+            owner = os.fstat(at)
+            os.fchown(made, owner.st_uid, owner.st_gid)
+        return made
 
     def _cut(self, keep: int) -> None:
         while len(self._fds) > keep:
-            os.close(self._fds.pop())
+            close(self._fds.pop())
             self._names.pop()
 
     def close(self) -> None:

@@ -96,3 +96,20 @@ def unmapped_memory(pids: tuple[int, ...]) -> int:
                         status = os.stat(path)
                         seen[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(seen.values())
+
+
+def tree_size(folder: int, budget: int = 200_000) -> int:
+    """Bytes allocated below a directory descriptor, links not followed; stops counting after ``budget`` entries."""
+    total, pending = 0, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)]
+    while pending:
+        fd = pending.pop()
+        with contextlib.suppress(OSError), os.scandir(fd) as entries:
+            for entry in entries:
+                budget -= 1
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if budget > 0 and entry.is_dir(follow_symlinks=False):
+                        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                        pending.append(os.open(entry.name, flags, dir_fd=fd))
+        os.close(fd)
+    return total

@@ -1,6 +1,7 @@
 """Around every test that launches something: the host must look afterwards as it did before."""
 
 import os
+import re
 import tempfile
 import threading
 import time
@@ -15,6 +16,8 @@ GUARDED = {"host", "native", "escape", "faults", "cases"}
 PATIENCE_S = 3.0
 # Made in the temporary directory by the build or by pytest, not by a sandbox.
 NOT_OURS = ("nsbox-bootstrap.", "nsbox-build-", "nsbox-ci.")
+# Kept as long as the process lives: what each kind of sandbox is built on, and groups made ahead for the next launches.
+KEPT = re.compile(r"/nsbox/skeleton|/nsbox/[^/]+/\d+-ready")
 
 Snapshot = dict[str, set[str]]
 
@@ -34,7 +37,7 @@ def _descriptors() -> set[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:  # the descriptor of the listing itself
             continue
-        if "/nsbox/skeleton" not in target:  # held as long as the process lives, once for each kind of sandbox
+        if not KEPT.search(target):
             found.add(f"{name} -> {target}")
     return found
 
@@ -72,8 +75,14 @@ def _descendants() -> set[str]:
 def _cgroups() -> set[str]:
     found: set[str] = set()
     for directory, names, _ in os.walk("/sys/fs/cgroup"):
-        found.update(os.path.join(directory, name) for name in names if "nsbox" in name)
-    return found
+        found.update(os.path.join(directory, name) for name in names if "nsbox" in directory or "nsbox" in name)
+    return {name for name in found if not KEPT.search(name) and not _somebody_else(name)}
+
+
+def _somebody_else(group: str) -> bool:
+    """Whether a group is that of another process, alive, that uses nsbox meanwhile."""
+    owner = re.search(r"/nsbox/(\d+)-", group + "/")
+    return owner is not None and int(owner[1]) != os.getpid() and os.path.exists(f"/proc/{owner[1]}")
 
 
 def _files() -> set[str]:
@@ -120,6 +129,10 @@ def start_helper() -> None:
     import nsbox
 
     nsbox.run(["true"])
+    last, now = {}, snapshot()
+    while last != now:
+        time.sleep(0.1)
+        last, now = now, snapshot()
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,7 @@ SPECIAL = _table(
     reserved="240.0.0.0/4",
     IPv4_in_IPv6="64:ff9b::/96 64:ff9b:1::/48 2002::/16 2001::/32 ::/96 ::ffff:0:0:0/96 ::ffff:0:0/96",
 )
+LOOPBACK = tuple(network for network, kind in SPECIAL if kind == "loopback")
 EMBEDDED = tuple((_net(text), shift) for text, shift in (("64:ff9b::/96", 0), ("2002::/16", 80), ("::/96", 0)))
 
 

@@ -5,17 +5,11 @@ from typing import NamedTuple
 
 from nsbox.errors import HostError, SpecError
 from nsbox.plan import landlock
+from nsbox.plan.limits import Controllers, LimitPlan, plan_limits, require
 from nsbox.plan.ops import DIRECTORY, IDMAP_OWNER, IDMAP_RANGE, READ_ONLY, RECURSIVE, SKELETON, Op
 from nsbox.probe import Host
 from nsbox.spec import DEFAULT_PATH, Bind, Spec
 
-# clone(2)
-CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
-CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
-_ALWAYS = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID
-
-# getrlimit(2)
-RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE = 1, 4, 6, 7
 INODES_PER_MEBIBYTE = 256
 
 # Entries of /proc that say something about the host or change it. The payload is never the host's root, who alone may
@@ -43,14 +37,13 @@ class Plan(NamedTuple):
 
     ops: tuple[Op, ...]
     skeleton: SkeletonSpec
-    clone_flags: int
     network: bool  #: a network namespace of its own
     hostname: str
     uid: int
     gid: int
     cwd: str
     env: dict[str, str]
-    rlimits: tuple[tuple[int, int, int], ...]
+    limits: LimitPlan
     landlock: landlock.Ruleset
     seccomp: str
     scratch: str
@@ -59,7 +52,7 @@ class Plan(NamedTuple):
     staging: str
     privileged: bool
     enforced: dict[str, dict[str, str]]
-    sources: tuple[tuple[str, str], ...]  #: (option, canonical host path) that must exist
+    sources: tuple[tuple[str, str, str], ...]  #: (option, canonical host path, as written) that must exist
 
     def describe(self) -> list[str]:
         """One line per operation, in order."""
@@ -77,12 +70,19 @@ def _absolute(path: str) -> str:
 
 
 def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
-    idmap = IDMAP_RANGE if host.privileged else 0
+    idmap = IDMAP_RANGE if host.privileged and host.idmap else 0
     ops = [Op("lower", src=SKELETON, flags=READ_ONLY | idmap)]
     layers = "l0"
     if spec.root != "host":
         ops.append(Op("lower", src=_absolute(spec.root), flags=READ_ONLY | idmap))
         layers = "l0:l1"
+    if host.privileged and not host.idmap:
+        # The layers below belong to ids that do not exist inside, and overlayfs copies nothing up for those. What the
+        # payload must be able to write is made in the upper layer, before it is one.
+        home = _home(spec.uid)[1]
+        for place, mode in ((home, 0o755), ("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)):  # noqa: S108
+            own = spec.uid if place == home else 0
+            ops.append(Op("upper", dst=place, mode=mode, uid=own, gid=own))
     ops.append(Op("overlay", data=layers, size=0))
     if spec.root == "host":
         trees = ["/usr", *host.trees]
@@ -107,7 +107,7 @@ def _target(bind: Bind, option: str) -> str:
     return target
 
 
-def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str]]]:
+def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str, str]]]:
     """The caller's own mounts, parents before what lies beneath them."""
     ops, sources = [], []
     layer = 1 if spec.root == "host" else 2
@@ -115,17 +115,15 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str]]
     for option, binds, flags in (("ro", spec.ro, READ_ONLY | RECURSIVE | owner), ("rw", spec.rw, RECURSIVE | owner)):
         for bind in binds:
             source = _absolute(bind.source)
-            sources.append((option, source))
+            sources.append((option, source, bind.source))
             ops.append([Op("bind", src=source, dst=_target(bind, option), flags=flags)])
-    limit = spec.limits.disk or 0
-    for tmpfs in spec.tmpfs:
-        size = tmpfs.size or limit
-        ops.append(
-            [Op("tmpfs", dst=tmpfs.target, size=size, inodes=_inodes(size), mode=0o755, uid=spec.uid, gid=spec.uid)]
-        )
+    for number, tmpfs in enumerate(spec.tmpfs, 1):
+        # Without a size of its own it is a directory of the scratch file system, under the disk limit with all else.
+        kind, size = ("tmpfs", tmpfs.size) if tmpfs.size else ("scratch", number)
+        ops.append([Op(kind, dst=tmpfs.target, size=size, inodes=_inodes(tmpfs.size or 0), uid=spec.uid, gid=spec.uid)])
     if spec.workspace:
         source, target = _absolute(spec.workspace.source), _target(spec.workspace, "workspace")
-        sources.append(("workspace", source))
+        sources.append(("workspace", source, spec.workspace.source))
         lower = Op("lower", src=source, flags=READ_ONLY | owner)
         overlay = Op("overlay", dst=target, data=f"l{layer}", size=1, uid=spec.uid, gid=spec.uid)
         ops.append([lower, overlay])
@@ -135,12 +133,6 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str]]
 
 def _inodes(size: int) -> int:
     return max(1024, (size >> 20) * INODES_PER_MEBIBYTE) if size else 0
-
-
-def _rlimits(spec: Spec) -> tuple[tuple[int, int, int], ...]:
-    limits = spec.limits
-    wanted = [(RLIMIT_CORE, 0), (RLIMIT_NOFILE, limits.files), (RLIMIT_FSIZE, limits.file_size)]
-    return tuple((number, value, value) for number, value in wanted if value is not None)
 
 
 def _environment(spec: Spec, user: str, home: str) -> dict[str, str]:
@@ -190,7 +182,7 @@ def _check_host(spec: Spec, host: Host) -> None:
         raise SpecError("subids: root callers have a range of ids anyway; leave it out")
 
 
-def make_plan(spec: Spec, host: Host) -> Plan:
+def make_plan(spec: Spec, host: Host, controllers: Controllers) -> Plan:
     """Decide what a sandbox of this kind is made of on this host. Raises HostError for a layer that cannot be had."""
     _check_host(spec, host)
     user, home = _home(spec.uid)
@@ -198,7 +190,7 @@ def make_plan(spec: Spec, host: Host) -> Plan:
     ops = _root_ops(spec, host, places) + _system_ops(host)
     caller_ops, sources = _caller_ops(spec, host)
     if spec.root != "host":
-        sources.insert(0, ("root", _absolute(spec.root)))
+        sources.insert(0, ("root", _absolute(spec.root), spec.root))
     work = str(spec.workspace.target) if spec.workspace else None
     writable = [home, "/tmp", "/var/tmp", "/run", "/dev", "/proc"]
     writable += [op.dst for op in caller_ops if op.dst and not op.flags & READ_ONLY]
@@ -206,7 +198,9 @@ def make_plan(spec: Spec, host: Host) -> Plan:
     # A payload that is its box's root, or has a root file system of its own, may write anywhere in it.
     free = spec.uid == 0 or spec.root != "host"
     rules = landlock.ruleset(host.landlock_abi if confine else 0, ["/", "/dev"] if free else writable)
-    size = spec.limits.disk or 0
+    limits = plan_limits(spec, controllers, host.processors)
+    enforced = _enforced(spec, rules, host) | limits.enforced
+    require(spec, enforced, controllers)
     ops += caller_ops
     if not host.privileged:
         # One id is all that exists inside.
@@ -219,21 +213,20 @@ def make_plan(spec: Spec, host: Host) -> Plan:
             places=tuple(places),
             base=None if spec.root == "host" else _absolute(spec.root),
         ),
-        clone_flags=_ALWAYS,
         network=spec.net != "host",
         hostname=spec.hostname,
         uid=spec.uid,
         gid=spec.uid,
         cwd=spec.cwd or work or home,
         env=_environment(spec, user, home),
-        rlimits=_rlimits(spec),
+        limits=limits,
         landlock=rules,
         seccomp=spec.seccomp,
         scratch=spec.scratch,
-        scratch_size=size,
-        scratch_inodes=_inodes(size),
+        scratch_size=limits.scratch_size,
+        scratch_inodes=_inodes(limits.scratch_size),
         staging=host.state,
         privileged=host.privileged,
-        enforced=_enforced(spec, rules, host),
+        enforced=enforced,
         sources=tuple(sources),
     )

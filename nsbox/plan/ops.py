@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 # The numbers are those of native/nsbox.h; tests/native compares them with what the compiled module says.
-KINDS = ("lower", "overlay", "bind", "tmpfs", "scratch", "proc", "dev", "mask", "dir", "file", "symlink")
+KINDS = ("lower", "overlay", "bind", "tmpfs", "scratch", "proc", "dev", "mask", "upper", "dir", "file", "symlink")
 READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, DIRECTORY = 1, 2, 4, 8, 16, 32
 
 #: stands for the made-up part of the root, which is prepared on disk before the launch
@@ -37,6 +37,7 @@ class Op(NamedTuple):
             "proc": f"proc on {self.dst}",
             "dev": f"devices on {self.dst}",
             "mask": f"/proc/{self.dst} {'read-only' if self.flags & READ_ONLY else 'masked'}",
+            "upper": f"directory {self.dst} in the upper layer",
             "dir": f"directory {self.dst}",
             "file": f"file {self.dst}",
             "symlink": f"link {self.dst} to {self.data}",

@@ -24,7 +24,7 @@ INIT_CALLS = frozenset(
         *("read", "write", "close", "openat", "fcntl", "dup3", "close_range", "fchdir", "chdir", "umask", "ioctl"),
         *("clone", "execve", "execveat", "wait4", "waitid", "exit_group", "kill", "setsid", "prctl", "prlimit64"),
         *("rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "rt_sigtimedwait", "signalfd4", "ppoll"),
-        *("sendmsg", "recvmsg", "getrusage", "clock_gettime"),
+        *("sendmsg", "recvmsg", "getrusage", "clock_gettime", "mmap", "munmap", "faccessat"),
     )
 )
 """What our own init calls after it has installed the filter on itself. A policy without one of these cannot launch."""

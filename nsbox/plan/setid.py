@@ -10,8 +10,8 @@ S_ISUID_S_ISGID = 0o6000
 CREATES = 0o20000100  # O_CREAT | __O_TMPFILE: without one of them open(2) does not look at its mode
 
 _MODE_ARGUMENT = {
-    **{"chmod": 1, "fchmod": 1, "creat": 1, "mknod": 1, "fchmodat": 2, "fchmodat2": 2, "mknodat": 2},
-    **{"open": 2, "openat": 3},
+    "chmod": 1, "fchmod": 1, "creat": 1, "mknod": 1, "fchmodat": 2, "fchmodat2": 2, "mknodat": 2,
+    "open": 2, "openat": 3,
 }
 
 

@@ -4,6 +4,7 @@ One face over cgroup v2 and v1, chosen for each controller by itself, so that hy
 an ordinary user needs: docs/cgroups.md.
 """
 
+import atexit
 import itertools
 import os
 import select
@@ -11,24 +12,18 @@ import threading
 import time
 
 from nsbox.errors import HostError
-from nsbox.resources import cgroup_fs as fs
 from nsbox.resources import cgroup_v1 as v1
 from nsbox.resources import cgroup_v2 as v2
-from nsbox.resources.cgroup_find import Found, look, own_pids, remember, sweep
-from nsbox.resources.cgroup_nest import V1_NAME, IoMax, Limit, Nest, Wanted, needed
+from nsbox.resources.cgroup_find import Found, look, own_pids, remember, sweep_places
+from nsbox.resources.cgroup_nest import COUNTERS, V1_NAME, IoMax, Limit, Nest, Wanted, needed
 
-__all__ = ["Cgroup", "Hierarchy", "IoMax", "Limit", "Wanted", "discover", "sweep"]
+__all__ = ["COUNTERS", "Cgroup", "Hierarchy", "IoMax", "Limit", "Wanted", "discover", "sweep"]
 
 Group = v1.Group | v2.Group
 Event = tuple[int, int, str]
 
-READY = 2  #: groups that are kept made ahead
+READY = 2  #: kept made ahead
 RELEASE_S = 0.5  #: how long ``release`` waits for processes that are about to be gone
-COUNTERS = (
-    *("memory_peak_bytes", "memory_failcnt", "oom_kills", "pids_peak", "pids_events"),
-    *("cpu_usage_us", "cpu_user_us", "cpu_system_us", "cpu_throttled_count", "cpu_throttled_us"),
-    *("io_read_bytes", "io_write_bytes", "pressure_cpu_us", "pressure_io_us", "pressure_memory_us"),
-)
 _number = itertools.count(1)
 
 
@@ -143,13 +138,11 @@ class Cgroup:
         self.join, self.into = (), -1
         groups, self._groups = self._groups, []
         self._v2 = self._clock = None
-        done = True
         for group in groups:
             group.close()
-            if not fs.remove_dir(group.nest.fd, group.name, deadline):
-                self._owner.left.append(group)
-                done = False
-        return done
+        left = [group for group in groups if not group.nest.remove(group.name, deadline)]
+        self._owner.left += left
+        return not left
 
 
 class Hierarchy:
@@ -158,7 +151,7 @@ class Hierarchy:
     def __init__(self, state: str, found: Found) -> None:
         self.state, self.found = state, found
         self._v1 = [(Nest(one.base), one.controllers) for one in found.v1]
-        self._v2 = v2.Nest(found.v2, own_pids()) if found.v2 else None
+        self._v2 = v2.Nest(found.v2, own_pids) if found.v2 else None
         self._nests = [*(nest for nest, _ in self._v1), *([self._v2] if self._v2 else [])]
         self._ready: list[Cgroup] = []
         self._last: Wanted | None = None
@@ -187,7 +180,7 @@ class Hierarchy:
             stale = [ready for ready in self._ready if ready.wanted != wanted]
             self._ready = [ready for ready in self._ready if ready.wanted == wanted]
             missing = READY - len(self._ready) if wanted else 0
-        self.left += [group for group in left if not fs.remove_dir(group.nest.fd, group.name, 0)]
+        self.left += [group for group in left if not group.nest.remove(group.name, 0)]
         for ready in stale:
             ready.release()
         try:
@@ -199,14 +192,14 @@ class Hierarchy:
             return  # the next launch will say so
 
     def close(self) -> None:
-        """Remove what was made ahead, and our directories where nothing is left in them. It can be used again."""
+        """Remove what was made ahead, and our directories, at the latest with the last group. It can be used again."""
         with self._lock:
             ready, self._ready = self._ready, []
             self._last = None
         for one in ready:
             one.release()
         for group in self.left:
-            fs.remove_dir(group.nest.fd, group.name, 0)
+            group.nest.remove(group.name, 0)
         for nest in self._nests:
             nest.close()
 
@@ -226,8 +219,8 @@ class Hierarchy:
                 raise HostError(f"the {limit} limit cannot be enforced: {reason}", remedy=remedy)
         unique = f"{next(_number)}-{name}"
         if not self._remembered:
-            remember(self.state, [nest.parent_path for nest in self._nests])
             self._remembered = True
+            remember(self.state, [nest.parent_path for nest in self._nests])
         groups: list[Group] = []
         try:
             try:
@@ -238,10 +231,11 @@ class Hierarchy:
                     nest.close()
                 self._make_groups(groups, wanted, unique)
             return Cgroup(self, wanted, groups)
-        except OSError as error:  # which a HostError is, too
+        except HostError:
             self._undo(groups)
-            if isinstance(error, HostError):
-                raise
+            raise
+        except OSError as error:
+            self._undo(groups)
             where = " and ".join(nest.path for nest in self._nests)
             raise HostError(
                 f"cannot make a cgroup in {where}: {error.strerror}", remedy="run: nsbox gc", errno=error.errno
@@ -269,28 +263,35 @@ class Hierarchy:
     def _undo(groups: list[Group]) -> None:
         for group in groups:
             group.close()
-            fs.remove_dir(group.nest.fd, group.name, 0)
+            group.nest.remove(group.name, 0)
         groups.clear()
 
 
-_hierarchies: dict[tuple[int, int], Hierarchy] = {}
+_hierarchies: dict[tuple[int, int, str], Hierarchy] = {}
 _lock = threading.Lock()
 
 
 def discover(state: str) -> Hierarchy:
     """What this process can do with cgroups as this user, looked up once. ``state``: directory for run-time state."""
-    caller = (os.getpid(), os.geteuid())
+    key = (os.getpid(), os.geteuid(), state)
     with _lock:
-        hierarchy = _hierarchies.get(caller)
+        hierarchy = _hierarchies.get(key)
         if hierarchy is None:
-            hierarchy = _hierarchies[caller] = Hierarchy(state, look())
+            hierarchy = _hierarchies[key] = Hierarchy(state, look())
+            atexit.register(hierarchy.close)
         return hierarchy
+
+
+def sweep(state: str) -> list[str]:
+    """Remove the groups of owners that are gone, and end what still runs in them; one line for each. Never raises."""
+    return sweep_places(state, discover(state).found)
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     for hierarchy in _hierarchies.values():
+        atexit.unregister(hierarchy.close)
         hierarchy.forget()
     _hierarchies.clear()
 

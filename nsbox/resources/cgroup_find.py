@@ -25,6 +25,7 @@ class Found(NamedTuple):
     v1: tuple[v1.Place, ...]  #: without the controllers that v2 offers
     v2: v2.Place | None
     refusals: dict[Limit, tuple[str, str]]
+    points: tuple[str, ...]  #: where cgroup file systems are mounted, each with a slash at its end
 
     def strength(self, limit: Limit) -> tuple[bool, str, str]:
         """(whether the kernel can enforce the limit, by what or why not, what would mend that)."""
@@ -61,7 +62,8 @@ def look() -> Found:
         name = V1_NAME.get(limit, limit)
         if limit not in offered and name not in on_v1:
             refusals[limit] = _refusal(limit, mounted, tree, found, refused.get(name, ""))
-    return Found(tuple(one for one in places if one.controllers), place, refusals)
+    points = tuple(mount.point + "/" for mount in mounted)
+    return Found(tuple(one for one in places if one.controllers), place, refusals, points)
 
 
 def _refusal(
@@ -94,19 +96,24 @@ def _on_v1_remedy(mounted: list[fs.Mount]) -> str:
     if os.geteuid() == 0:
         return "mount cgroups writable (a container: /sys/fs/cgroup read-write)"
     points = [mount.point for mount in mounted if mount.controllers & {"memory", "pids", "cpu", "cpuacct", "freezer"}]
-    uid, pid = os.geteuid(), os.getpid()
-    return (
-        f"run as root: for d in {' '.join(points)}; do mkdir -p $d/user-{uid}; chown -R {uid} $d/user-{uid};"
-        f" echo {pid} > $d/user-{uid}/cgroup.procs; done"
+    group = f"$d/user-{os.geteuid()}"
+    return _in_a_shell(
+        f"for d in {' '.join(points)}; do mkdir -p {group}; chown -R {os.geteuid()} {group};"
+        f" echo $0 > {group}/cgroup.procs; done"
     )
 
 
 def _give(tree: fs.Mount) -> str:
     group = f"{tree.point}/user-{os.geteuid()}"
-    return (
-        f"run as root: echo '+cpu +memory +pids' > {tree.point}/cgroup.subtree_control; mkdir -p {group}/shell;"
-        f" chown -R {os.geteuid()} {group}; echo {os.getpid()} > {group}/shell/cgroup.procs"
+    return _in_a_shell(
+        f"echo +cpu +memory +pids > {tree.point}/cgroup.subtree_control; mkdir -p {group}/shell;"
+        f" chown -R {os.geteuid()} {group}; echo $0 > {group}/shell/cgroup.procs"
     )
+
+
+def _in_a_shell(command: str) -> str:
+    """Words for a command by which root gives a group to the shell that it is typed in."""
+    return f"run in your shell, then start it again from there: sudo sh -c '{command}' $$"
 
 
 # What was left ----------------------------------------------------------------------------------------------------
@@ -118,7 +125,10 @@ def remember(state: str, parents: Iterable[str]) -> list[str]:
     A user's delegated groups are other ones in each session: where this process may make groups says nothing about
     where a former one did.
     """
-    fd = os.open(os.path.join(state, "cgroups"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fd = os.open(os.path.join(state, "cgroups"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return [*parents]
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         old = os.fsdecode(os.read(fd, 1 << 20)).split("\n")[:-1]
@@ -131,18 +141,12 @@ def remember(state: str, parents: Iterable[str]) -> list[str]:
         os.close(fd)
 
 
-def sweep(state: str) -> list[str]:
-    """Remove the groups of owners that are gone, and end what still runs in them; one line for each. Never raises."""
-    found = look()
+def sweep_places(state: str, found: Found) -> list[str]:
+    """Remove what dead owners left in the places of ``found``, and in those of former sessions; a line for each."""
     bases = [place.base for place in found.v1] + ([found.v2.base] if found.v2 else [])
-    try:
-        parents = remember(state, [f"{base}/{PARENT}" for base in bases])
-    except OSError:
-        parents = [f"{base}/{PARENT}" for base in bases]
-    points = tuple(mount.point + "/" for mount in fs.mounts(fs.read_text("/proc/self/mountinfo")))
     lines: list[str] = []
-    for parent in parents:
-        if parent.startswith(points) and os.path.basename(parent) == PARENT:
+    for parent in remember(state, [f"{base}/{PARENT}" for base in bases]):
+        if parent.startswith(found.points) and os.path.basename(parent) == PARENT:
             lines += _sweep_parent(parent)
     return lines
 

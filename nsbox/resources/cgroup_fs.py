@@ -87,8 +87,8 @@ def read_at(directory: int, name: str) -> str | None:
         os.close(fd)
 
 
-def write_at(directory: int, name: str, text: str) -> None:
-    """Write a control file; no file is ever made. Raises OSError."""
+def write_at(directory: int | None, name: str, text: str) -> None:
+    """Write a control file, by one write(2); no file is ever made. Raises OSError."""
     fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.write(fd, text.encode())
@@ -106,11 +106,6 @@ def flat(text: str | None) -> dict[str, int]:
     """A "flat keyed" control file: one name and one number a line."""
     pairs = (line.split() for line in (text or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-
-
-def make_dir(parent: int, name: str) -> None:
-    """mkdirat(2), by a name of its own so that a test can stand in for the kernel."""
-    os.mkdir(name, 0o755, dir_fd=parent)
 
 
 def remove_dir(parent: int, name: str, deadline: float) -> bool:

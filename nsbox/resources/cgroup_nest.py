@@ -8,11 +8,16 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from nsbox.errors import HostError
-from nsbox.resources.cgroup_fs import DIRECTORY, make_dir, read_text, write_at
+from nsbox.resources import cgroup_fs as fs
 
 PARENT = "nsbox"  #: the one group of ours in a hierarchy; everything else of ours is below it
 V1_NAME = {"io": "blkio"}  #: controllers that were called otherwise
 LIMITS: tuple["Limit", ...] = ("memory", "pids", "cpu", "io")
+COUNTERS = (
+    *("memory_peak_bytes", "memory_failcnt", "oom_kills", "pids_peak", "pids_events"),
+    *("cpu_usage_us", "cpu_user_us", "cpu_system_us", "cpu_throttled_count", "cpu_throttled_us"),
+    *("io_read_bytes", "io_write_bytes", "pressure_cpu_us", "pressure_io_us", "pressure_memory_us"),
+)
 
 Limit = Literal["memory", "pids", "cpu", "io"]
 
@@ -44,7 +49,7 @@ def needed(wanted: Wanted) -> list[Limit]:
 
 def start_time(pid: int | str) -> str:
     """When a process started, in clock ticks since boot (proc_pid_stat(5)); "" for none, and for a zombie."""
-    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = fs.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return "" if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
@@ -72,11 +77,14 @@ class Nest:
         self.path = os.path.join(self.parent_path, _owner_name())
         self.fd = -1
         self._enable = enable or (lambda _: None)
+        self.live: set[str] = set()  #: names of the groups that are not removed yet
+        self._closing = False
         self._lock = threading.Lock()
 
     def open(self) -> int:
         """The descriptor of the directory, made on first use. Raises HostError."""
         with self._lock:
+            self._closing = False
             for attempt in range(4):
                 if self.fd >= 0:
                     break
@@ -94,17 +102,17 @@ class Nest:
             return self.fd
 
     def _open(self) -> int:
-        fd = os.open(self.base, os.O_PATH | DIRECTORY)
+        fd = os.open(self.base, os.O_PATH | fs.DIRECTORY)
         try:
             self._enable(self.base)
             for path in (self.parent_path, self.path):
                 name = os.path.basename(path)
                 try:
-                    make_dir(fd, name)
+                    os.mkdir(name, 0o755, dir_fd=fd)
                 except FileExistsError:
                     pass
                 mode = os.O_RDONLY if path == self.path else os.O_PATH
-                below = os.open(name, mode | DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                below = os.open(name, mode | fs.DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
                 os.close(fd)
                 fd = below
                 self._enable(path)
@@ -114,19 +122,26 @@ class Nest:
             os.close(fd)
             raise
 
+    def remove(self, name: str, deadline: float) -> bool:
+        """Remove a group, trying until ``deadline`` (time.monotonic()). Never raises."""
+        if self.fd >= 0 and not fs.remove_dir(self.fd, name, deadline):
+            return False
+        self.live.discard(name)
+        if self._closing:
+            self.close()
+        return True
+
     def close(self) -> None:
-        """Remove the own directory unless groups are in it, and the parent unless others use it."""
+        """Remove the own directory, and the parent unless others use it; now, or with the last group."""
         with self._lock:
-            if self.fd < 0:
+            self._closing = True
+            if self.fd < 0 or self.live:
                 return
             for path in (self.path, self.parent_path):
                 try:
                     os.rmdir(path)
-                except FileNotFoundError:
+                except OSError:  # in use by another process, or through another object of this one
                     pass
-                except OSError:
-                    if path == self.path:
-                        return
             self.drop()
 
     def drop(self) -> None:
@@ -143,8 +158,9 @@ class BaseGroup:
         self.nest, self.name = nest, name
         self.path = f"{nest.path}/{name}"
         parent = nest.open()
-        make_dir(parent, name)
-        self.fd = os.open(name, os.O_PATH | DIRECTORY, dir_fd=parent)
+        os.mkdir(name, 0o755, dir_fd=parent)
+        nest.live.add(name)
+        self.fd = os.open(name, os.O_PATH | fs.DIRECTORY, dir_fd=parent)
         self.files: dict[str, int] = {}  #: control files that are kept open
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
@@ -163,7 +179,7 @@ class BaseGroup:
     def write(self, name: str, value: str | int, *, optional: bool = False) -> None:
         """Write a control file; ``optional`` ones may be missing. Raises HostError that names it."""
         try:
-            write_at(self.fd, name, str(value))
+            fs.write_at(self.fd, name, str(value))
         except FileNotFoundError:
             if not optional:
                 raise HostError(

@@ -8,7 +8,7 @@ controllers already, or the caller's own group once the caller has moved itself 
 import errno
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from nsbox.errors import HostError
@@ -62,17 +62,25 @@ def find(mount: fs.Mount, own: str, ours: Collection[int]) -> Place | Refusal:
     path = mount.directory(own)
     if path is None:
         return Refusal(f"cgroup v2: the group {own} of this process does not show in {mount.point}")
+    if os.path.basename(path) == LEAF:
+        path = os.path.dirname(path)  # where this process, or the one that started it, came from
+    bare: Place | None = None
     first: Refusal | None = None
     while True:
         found = _usable(path, ours)
         if isinstance(found, Place):
-            return found
-        first = first or found
+            if found.controllers:
+                return found
+            bare = bare or found  # good for killing and counting, unless there is better above
+        else:
+            first = first or found
         if limit := _limited(path):
-            return first._replace(reason=f"{first.reason}; going above {path} would evade its {limit}")
+            first = first and first._replace(reason=f"{first.reason}; going above {path} would evade its {limit}")
+            break
         if path in (mount.point, "/"):
-            return first
+            break
         path = os.path.dirname(path)
+    return bare or first or Refusal(f"cgroup v2: nothing can be made in {mount.point}")
 
 
 def _usable(path: str, ours: Collection[int]) -> Place | Refusal:
@@ -103,9 +111,9 @@ _REMEDIES = {
 class Nest(BaseNest):
     """The owner's directory, with the controllers shared out on the way to it."""
 
-    def __init__(self, place: Place, ours: Collection[int]) -> None:
+    def __init__(self, place: Place, ours: Callable[[], Collection[int]]) -> None:
         super().__init__(place.base, self._share_out)
-        self.place, self.ours = place, ours
+        self.place, self._ours = place, ours
         self.refused: dict[str, tuple[str, str]] = {}  #: controller → (why it could not be had after all, remedy)
 
     def _share_out(self, path: str) -> None:
@@ -117,7 +125,7 @@ class Nest(BaseNest):
             self._leave()
         for name in sorted(missing):  # one by one: a list is taken as a whole or not at all
             try:
-                _write(control, "+" + name)
+                fs.write_at(None, control, "+" + name)
             except OSError as error:
                 remedy = _REMEDIES.get(error.errno or 0, "see cgroups(7), or run: nsbox doctor")
                 self.refused[name] = (f"cannot write '+{name}' to {control}: {error.strerror}", remedy)
@@ -128,17 +136,10 @@ class Nest(BaseNest):
             os.mkdir(leaf, 0o755)
         except FileExistsError:
             pass
+        ours = self._ours()
         for pid in _words(self.base, "cgroup.procs"):
-            if int(pid) in self.ours:
-                _write(leaf + "/cgroup.procs", pid)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+            if int(pid) in ours:
+                fs.write_at(None, leaf + "/cgroup.procs", pid)
 
 
 class Group(BaseGroup):

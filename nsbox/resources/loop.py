@@ -96,7 +96,7 @@ class Loop:
             os.eventfd_write(self._wake, 1)
 
     def ask(self, call: Callable[[], _T], timeout: float = 10.0) -> _T:
-        """The answer of a call in the loop's thread, from any. Raises what the call raises, TimeoutError, RuntimeError."""
+        """The answer of a call in the loop's thread, from any. Raises what it raises, TimeoutError, RuntimeError."""
         if threading.current_thread() is self.thread:
             return call()
         done = threading.Event()
@@ -109,7 +109,7 @@ class Loop:
                 box[1] = error
             done.set()
 
-        if not self.thread.is_alive():
+        if not self.alive:
             raise RuntimeError("the network loop has ended")
         self.soon(answer)
         if not done.wait(timeout):
@@ -117,6 +117,11 @@ class Loop:
         if box[1] is not None:
             raise box[1]
         return box[0]  # type: ignore[no-any-return]
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls are still taken."""
+        return self._running and self.thread.is_alive()
 
     def stop(self) -> None:
         """End the thread and give its descriptors back."""

@@ -10,7 +10,17 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from nsbox.plan.address import V4, Address, Network
-from nsbox.resources.netlink import APPEND, CREATE, attribute, attribute_list, attributes, dump, message, nested, numbered
+from nsbox.resources.netlink import (
+    APPEND,
+    CREATE,
+    attribute,
+    attribute_list,
+    attributes,
+    dump,
+    message,
+    nested,
+    numbered,
+)
 
 _SUBSYSTEM = 10 << 8
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
@@ -178,7 +188,9 @@ class Table:
     def create(self) -> Message:
         return self._make(NEWTABLE, CREATE)
 
-    def chain(self, name: str, hook: int | None = None, priority: int = 0, policy: int = DROP, kind: str = "filter") -> Message:
+    def chain(
+        self, name: str, hook: int | None = None, priority: int = 0, policy: int = DROP, kind: str = "filter"
+    ) -> Message:
         """A chain; with ``hook`` one that packets enter by themselves."""
         if hook is None:
             return self._make(NEWCHAIN, CREATE, _text(3, name))
@@ -197,7 +209,7 @@ class Table:
         return self._make(NEWOBJ, CREATE, _text(2, name), _word(3, 1), nested(4))
 
     def set(self, name: str, number: int, fields: Sequence[str], size: int, *, counted_for: int = 0) -> Message:
-        """A set of concatenated ``fields`` whose elements may time out; ``counted_for``: seconds that the rules' own stay."""
+        """A set of concatenated ``fields``; ``counted_for``: seconds that elements stay which rules add and count."""
         kind = 0
         for field in fields:
             kind = kind << 6 | _TYPES[field]
@@ -214,9 +226,10 @@ class Table:
         rows = (nested(1, nested(1, attribute(1, key)), extra) for key in keys)
         return self._make(NEWSETELEM, CREATE, _text(2, name), nested(3, *rows))
 
-    def empty(self, name: str) -> Message:
-        """Take every element out of a set."""
-        return self._make(DELSETELEM, 0, _text(2, name))
+    def without(self, name: str, keys: Iterable[bytes]) -> Message:
+        """Take keys out of a set; one that is not there fails the batch."""
+        rows = (nested(1, nested(1, attribute(1, key))) for key in keys)
+        return self._make(DELSETELEM, 0, _text(2, name), nested(3, *rows))
 
 
 def key(address: Address, protocol: str, port: int | None = None) -> bytes:
@@ -235,9 +248,9 @@ def counted(sock: socket.socket, table: str, name: str) -> list[tuple[bytes, int
         for _, row in attribute_list(attributes(content[4:]).get(3, b"")):
             element = attributes(row)
             counter = attributes(attributes(element.get(7, b"")).get(2, b""))
-            numbers = (struct.unpack("!Q", counter.get(field, bytes(8)))[0] for field in (2, 1))
-            found.append((attributes(element.get(1, b"")).get(1, b""), *numbers))
-    return found  # type: ignore[return-value]
+            packets, size = (int.from_bytes(counter.get(field, b""), "big") for field in (2, 1))
+            found.append((attributes(element.get(1, b"")).get(1, b""), packets, size))
+    return found
 
 
 def counter_value(sock: socket.socket, table: str, name: str) -> int:

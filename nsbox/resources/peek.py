@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nsbox.plan.net import normal_name
 
 LIMIT = 32 << 10  #: bytes of a ClientHello or a request head that are looked at
-_HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _ECH, _EARLY_DATA = 22, 1, 0, 0xFE0D, 0xFFCE
+_HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _ECH, _ESNI = 22, 1, 0, 0xFE0D, 0xFFCE
 _METHODS = re.compile(rb"(GET|HEAD|POST|PUT|DELETE|OPTIONS|TRACE|PATCH|CONNECT|PRI|PROPFIND|MKCOL|COPY|MOVE|LOCK) ")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}")
 _REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]+(\S+)[ \t]+HTTP/")
@@ -54,18 +54,16 @@ class _Reader:
         return self.take(self.number(size))
 
 
-def _handshake(data: bytes) -> tuple[bytes, bool, bool]:
-    """(handshake bytes, whether the records go on properly, whether the last record is complete)."""
+def _handshake(data: bytes) -> tuple[bytes, bool]:
+    """(bytes of the handshake layer, whether all the records are records of a handshake)."""
     found, at = b"", 0
     while at + 5 <= len(data):
         kind, major, _, length = struct.unpack_from("!BBBH", data, at)
         if kind != _HANDSHAKE or major != 3 or not 0 < length <= 16384 + 256:
-            return found, False, True
+            return found, False
         found += data[at + 5 : at + 5 + length]
-        if at + 5 + length > len(data):
-            return found, True, False
         at += 5 + length
-    return found, True, at == len(data)
+    return found, True
 
 
 def _server_name(value: bytes) -> str:
@@ -94,7 +92,7 @@ def _hello(body: bytes) -> Peek:
             if kind in found:
                 return Peek("tls", problem="an extension twice in the ClientHello")
             found[kind] = extensions.vector(2)
-        if _ECH in found or _EARLY_DATA in found:
+        if _ECH in found or _ESNI in found:
             return Peek("tls", problem="encrypted ClientHello hides the server name")
         if _SERVER_NAME not in found:
             return Peek("tls", problem="no server name in the ClientHello")
@@ -106,7 +104,7 @@ def _hello(body: bytes) -> Peek:
 def _tls(data: bytes) -> Peek:
     if len(data) > 1 and data[1] != 3:
         return OTHER
-    handshake, proper, _ = _handshake(data)
+    handshake, proper = _handshake(data)
     if handshake and handshake[0] != _CLIENT_HELLO:
         return Peek("tls", problem="not a ClientHello")
     if len(handshake) >= 4:

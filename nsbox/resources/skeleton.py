@@ -208,7 +208,7 @@ _lock = threading.Lock()
 
 def _after_fork() -> None:
     """A forked child shares the open file description, and with it its parent's locks; it takes its own."""
-    global _users, _lock  # noqa: PLW0603
+    global _users, _lock
     if _users is not None:
         os.close(_users.file)
     _users, _lock = None, threading.Lock()
@@ -249,7 +249,7 @@ def ensure(spec: SkeletonSpec, state: str) -> str:
     texts = _texts(spec)
     entries = _host_entries() if spec.base is None else []
     path = os.path.join(state, "skeleton-" + _digest(spec, texts, entries))
-    global _users  # noqa: PLW0603 - one per process
+    global _users
     with _lock:
         _users = _users or _Users(state)
         if not _users.hold(path):

@@ -1,13 +1,12 @@
 """A network namespace made from a NetPlan, in Python: what native/ does for a sandbox, and nothing else of one.
 
-``NetBox(plan)`` is a process in user and network namespaces of its own, whose sockets have been passed out. Commands run
-inside it without any capability.
+``NetBox(plan)`` is a process in user and network namespaces of its own, whose sockets have been passed out. Commands
+run inside it without any capability.
 """
 
 import ctypes
 import os
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -77,7 +76,9 @@ class NetBox:
             raise RuntimeError(data.decode())
         self.fds = dict(zip(data.decode().split()[1:], fds, strict=True))
         self._control = ours
-        self._namespaces = [os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")]
+        self._namespaces = [
+            os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")
+        ]
 
     @staticmethod
     def _hold(theirs: socket.socket, plan: NetPlan, uid: int, gid: int) -> None:
@@ -136,6 +137,11 @@ class NetBox:
 
         return subprocess.run(["nft", "list", "ruleset"], preexec_fn=enter, capture_output=True, text=True).stdout
 
+    def close_fds(self) -> None:
+        """Close the passed-out sockets, where no gateway has taken them over."""
+        for fd in self.fds.values():
+            os.close(fd)
+
     def close(self) -> None:
         if self._control.fileno() < 0:
             return
@@ -147,7 +153,7 @@ class NetBox:
     def __enter__(self) -> "NetBox":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
-
-

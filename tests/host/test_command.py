@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 import nsbox
 
 NSBOX = [sys.executable, "-m", "nsbox"]
+# Said at each run where limits have no cgroup, as for most ordinary users.
+WATCHED = re.compile(rb"nsbox: watched, not held by the kernel: .*\n")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +32,9 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cli(*words: str | Path | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """``nsbox`` with these words, as a process of its own."""
     options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
-    return subprocess.run([*NSBOX, *words], capture_output=True, timeout=60, check=False, **options)
+    done = subprocess.run([*NSBOX, *words], capture_output=True, timeout=60, check=False, **options)
+    done.stderr = WATCHED.sub(b"", done.stderr)
+    return done
 
 
 def output(*words: str | Path | bytes, **options: Any) -> str:
@@ -111,7 +116,7 @@ def test_cannot_be_executed(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--ro", "/no/such"], "--ro: '/no/such': No such file or directory; name a path"),
-        (["--rw", "relative/nonsense"], "relative/nonsense': No such file"),
+        (["--rw", "relative/nonsense"], "--rw: 'relative/nonsense'"),
         (["--workspace", "/no/such"], "--workspace: '/no/such'"),
         (["--root", "/no/such"], "--root: '/no/such'"),
         (["--ro", "/etc:relative"], "must be absolute"),
@@ -301,6 +306,13 @@ def test_json_is_all_there_is_on_stdout() -> None:
     assert (report["exit_code"], report["reason"], report["stdout"]) == (3, "exited", "out\n")
     assert report["stderr"] == {"base64": "/w=="}
     assert report["enforced"]["seccomp"]["strength"] == "kernel"
+
+
+def test_the_warning_and_the_report_agree() -> None:
+    done = subprocess.run([*NSBOX, "run", "--json", "--", "true"], capture_output=True, timeout=60, check=True)
+    watched = [name for name, layer in json.loads(done.stdout)["enforced"].items() if layer["strength"] == "watched"]
+    assert bool(WATCHED.fullmatch(done.stderr)) == bool(watched)
+    assert all(name.encode() in done.stderr for name in watched)
 
 
 def test_report_file_and_live_output(tmp_path: Path) -> None:

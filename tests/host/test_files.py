@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -254,9 +253,10 @@ def test_nosuid_and_nodev_on_every_mount(option: str, source: Path) -> None:
     pair = (str(source), "/m")
     mounts = out("cat", "/proc/self/mountinfo", **{option: pair if option == "workspace" else [pair]}, tmpfs="/t")
     for line in mounts.splitlines():
-        place, options = line.split()[4], line.split()[5].split(",")
-        assert "nosuid" in options or place.startswith("/dev/"), line
-        assert "nodev" in options or place.startswith("/dev/"), line
+        kind, options = line.split(" - ")[1].split()[0], line.split()[5].split(",")
+        # Nodes of the host's own /dev must be devices; a device has no set-user-id bit to honour.
+        if kind not in ("devtmpfs", "devpts"):
+            assert {"nosuid", "nodev"} <= set(options), line
     options = next(line.split()[5].split(",") for line in mounts.splitlines() if line.split()[4] == "/m")
     assert ("ro" in options) == (option == "ro")
 
@@ -275,7 +275,7 @@ def test_missing_and_unusable_sources(tmp_path: Path) -> None:
             path = str(tmp_path / name)
             with pytest.raises(errors.NsboxError) as caught:
                 nsbox.run(["true"], **{option: path})
-            assert name in str(caught.value)
+            assert name in str(caught.value) or "nowhere" in str(caught.value)
             assert option in str(caught.value)
 
 
@@ -335,12 +335,27 @@ def test_rw_of_one_file(source: Path) -> None:
     assert (source / "file").read_text() == "replaced\n"
 
 
-def test_no_set_id_file_can_be_left_behind_for_the_host(source: Path) -> None:
+SET_ID = {
+    "chmod": "os.chmod('f', 0o6755)",
+    "fchmod": "os.fchmod(os.open('f', os.O_RDONLY), 0o4755)",
+    "fchmodat": "os.chmod('f', 0o2755, dir_fd=os.open('.', os.O_RDONLY))",
+    "fchmodat2": "libc.syscall(452, -100, b'f', 0o4755, 0)",
+    "open": "os.open('g', os.O_CREAT | os.O_WRONLY, 0o4755)",
+    "creat": "libc.syscall(85, b'g', 0o4755)",
+    "openat2": "libc.syscall(437, -100, b'g', struct.pack('QQQ', os.O_CREAT | os.O_WRONLY, 0o4755, 0), 24)",
+    "mknod": "os.mknod('g', 0o104755)",
+    "tmpfile": "fd = os.open('.', os.O_TMPFILE | os.O_WRONLY, 0o4755); os.link(f'/proc/self/fd/{fd}', 'g', follow_symlinks=True)",
+    "rename": "os.chmod('/tmp/f', 0o4755); shutil.move('/tmp/f', 'g')",
+}
+
+
+@pytest.mark.parametrize("how", sorted(SET_ID))
+def test_no_set_id_file_can_be_left_behind_for_the_host(how: str, source: Path) -> None:
     """A set-user-id program made inside would belong to the caller outside."""
-    nsbox.run(["sh", "-c", "cp /usr/bin/id /m/id; chmod 6755 /m/id"], rw=[(str(source), "/m")])
-    made = source / "id"
-    if made.exists() and os.geteuid() == 0:
-        assert not made.stat().st_mode & 0o6000, "a set-user-id root program was left on the host"
+    code = f"import ctypes, os, shutil, struct; libc = ctypes.CDLL(None); os.umask(0); open('f', 'w'); open('/tmp/f', 'w'); {SET_ID[how]}"
+    nsbox.run(["python3", "-c", code], rw=[(str(source), "/m")], cwd="/m")
+    assert (source / "f").exists()
+    assert [name for name in os.listdir(source) if os.lstat(source / name).st_mode & 0o6000] == []
 
 
 # The workspace
@@ -648,12 +663,6 @@ def test_root_slash_is_the_host_s_own_tree_read_only() -> None:
     else:
         assert result.ok, result.stderr_text
     assert not os.path.exists("/nsbox-root-test")
-
-
-@pytest.fixture
-def ramfs_like(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of its own, mounted nosuid and nodev, for a driver that may mount."""
-    yield tmp_path
 
 
 @pytest.mark.root

@@ -58,6 +58,8 @@ def test_terminal() -> None:
         ["sh"], input=script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     )
     for (words, expected), printed in zip(steps, done.stdout.split(MARK + "\n"), strict=False):
+        # The warning is for hosts without cgroups for this caller; the README is not written on one.
+        printed = re.sub(r"nsbox: watched, not held .*\n", "", printed)
         assert re.fullmatch(as_pattern(expected), printed), f"$ {words}\n{printed}"
     assert done.stdout.count(MARK) == len(steps)
 

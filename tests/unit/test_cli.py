@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsbox import cli, cli_options, cli_python, cli_run, python_env
+from nsbox import cli, cli_options, cli_output, cli_python, cli_run, python_env
 from nsbox.cli_options import NOT_YET, OFF, ON, PYTHON, RUN, by_flag, help_text, parse
 from nsbox.errors import CommandError, HostError, SandboxUnavailable, SetupError, SpecError
 from nsbox.spec import FIELDS, Spec
@@ -163,7 +163,8 @@ def test_errors_name_the_flag() -> None:
 
 
 def result(status: int, reason: str = "exited", **more: Any) -> SimpleNamespace:
-    values: dict[str, Any] = {"limits_hit": [], "argv": ["x"], "steps": {}, "timing": {}, "to_json": lambda: "{}"}
+    values: dict[str, Any] = {"limits_hit": [], "argv": ["x"], "steps": {}, "enforced": {}, "to_json": lambda: "{}"}
+    values["timing"] = {}
     return SimpleNamespace(status=status, reason=reason, **{**values, **more})
 
 
@@ -206,7 +207,7 @@ def test_status_of_the_command(fake: Any, status: int) -> None:
         (CommandError("x", 2, 127), 127, "nsbox: cannot execute 'x' inside the sandbox: No such file or directory\n"),
         (cli.Interrupted(2), 130, ""),
         (cli.Interrupted(15), 143, ""),
-        (cli_run.DownstreamClosed(), 141, ""),
+        (cli_output.DownstreamClosed(), 141, ""),
     ],
 )
 def test_status_of_errors(fake: Any, capfd: pytest.CaptureFixture[str], error: Any, status: int, words: str) -> None:
@@ -268,6 +269,17 @@ def test_messages_of_limits(fake: Any, capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err == ""
 
 
+def test_a_limit_that_is_only_watched_is_told(fake: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    enforced = {name: {"strength": "watched", "how": "…"} for name in ("memory", "cpu")}
+    fake(result(0, enforced={**enforced, "pids": {"strength": "kernel", "how": "…"}}))
+    for options, said in ([], "memory, cpu"), (["--degrade", "cpu"], "memory"):
+        assert cli.call(["run", *options, "x"]) == 0
+        assert capfd.readouterr().err.startswith(f"nsbox: watched, not held by the kernel: {said}; nsbox doctor")
+    for options in ["-q"], ["--degrade", "cpu", "--degrade=memory"]:
+        assert cli.call(["run", *options, "x"]) == 0
+        assert capfd.readouterr().err == ""
+
+
 def test_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.call([]) == 125
     assert capfd.readouterr().err.startswith("usage: nsbox run")
@@ -304,7 +316,7 @@ def test_output_gives_up_on_a_reader_that_sleeps_past_the_deadline() -> None:
     try:
         import time
 
-        output = cli_run.Output(writer, time.monotonic() + 0.1, keep=True)
+        output = cli_output.Output(writer, time.monotonic() + 0.1, keep=True)
         output.write(bytes(1 << 20))
         assert output.kept == [bytes(1 << 20)]
         assert 4096 <= len(os.read(reader, 1 << 20)) < 1 << 20
@@ -317,14 +329,14 @@ def test_output_to_nobody() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        with pytest.raises(cli_run.DownstreamClosed):
-            cli_run.Output(writer, None, keep=False).write(b"x")
+        with pytest.raises(cli_output.DownstreamClosed):
+            cli_output.Output(writer, None, keep=False).write(b"x")
     finally:
         os.close(writer)
 
 
 def test_output_is_whole_where_the_descriptor_does_not_block() -> None:
-    code = "import os; from nsbox.cli_run import Output; os.set_blocking(1, False); "
+    code = "import os; from nsbox.cli_output import Output; os.set_blocking(1, False); "
     code += "Output(1, None, False).write(bytes(300000))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout

@@ -15,9 +15,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
-    "errors | units | spec profiles | places guard | _native | probe | plan | encode | resources | launch |"
-    " watch supervise | boundary changes secrets | report | pool python_pool | metrics | doctor | api | aio | |"
-    " python_env | cli_options | cli_run | cli_python | cli | __main__ | integrations"
+    "errors | units | spec profiles | places guard | _native | probe | plan | encode | resources | janitor | watch | enforce | launch |"
+    " supervise | boundary changes secrets | report | pool python_pool | metrics | doctor | api | aio | |"
+    " python_env | cli_output cli_options | cli_run | cli_python | cli | __main__ | integrations"
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
 # These decide and describe; they leave the doing to others.

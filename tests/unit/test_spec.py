@@ -206,7 +206,8 @@ def test_host_paths() -> None:
 
 # ---- written down -------------------------------------------------------------------------------------------------
 
-names = st.text(st.sampled_from(":\\") | st.characters(blacklist_characters="\0/", blacklist_categories=["Cs"]), min_size=1, max_size=8)
+letters = st.sampled_from(":\\") | st.characters(blacklist_characters="\0/", blacklist_categories=["Cs"])
+names = st.text(letters, min_size=1, max_size=8)
 places = names.filter(lambda name: name not in (".", "..")).map(lambda name: f"/{name}")
 sources = st.one_of(places, names)
 

@@ -21,7 +21,10 @@ UNLIMITED = Wanted(None, None, None)
 
 
 def need(*limits: str) -> None:
+    """Skip where this caller cannot make groups at all, or none with these limits."""
     found = look()
+    if not found.v1 and not found.v2:
+        pytest.skip("{}; {}".format(*found.refusals["memory"]))
     for limit in limits:
         if limit in found.refusals:
             pytest.skip("{}; {}".format(*found.refusals[limit]))
@@ -93,7 +96,8 @@ def test_memory_that_is_not_touched_costs_nothing(hierarchy: Hierarchy) -> None:
     def reserve() -> None:
         import mmap
 
-        mmap.mmap(-1, 8 << 30)
+        # MAP_NORESERVE, as Go and Java have it: the test is not about vm.overcommit_memory.
+        mmap.mmap(-1, 8 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
 
     with group(hierarchy, Wanted(64 * MIB, None, None)) as made:
         assert end_of(start(made, reserve)) == 0
@@ -160,6 +164,7 @@ def test_limits_change_while_it_runs(hierarchy: Hierarchy) -> None:
 
 
 def test_freeze_thaw_kill(hierarchy: Hierarchy) -> None:
+    need()
     with group(hierarchy, UNLIMITED) as made:
         child = start(made, lambda: spin(30))
         time.sleep(0.05)
@@ -218,6 +223,7 @@ def test_events_wake_the_supervisor(hierarchy: Hierarchy) -> None:
 
 
 def test_release_waits_for_the_dying_and_says_when_it_cannot(hierarchy: Hierarchy) -> None:
+    need()
     made = hierarchy.make(UNLIMITED, "busy")
     child = start(made, lambda: time.sleep(30))
     time.sleep(0.05)
@@ -251,6 +257,7 @@ def test_ready_groups_are_used_once(hierarchy: Hierarchy) -> None:
 
 
 def test_descriptors_are_closed(hierarchy: Hierarchy) -> None:
+    need()
     hierarchy.make(UNLIMITED, "warm").release()
     before = sorted(os.listdir("/proc/self/fd"))
     with group(hierarchy, UNLIMITED) as made:
@@ -293,6 +300,7 @@ time.sleep(60)
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    need()
     process = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout
     paths = process.stdout.readline().split()
@@ -306,14 +314,19 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
 def test_sweep_removes_what_a_dead_owner_left(owner: tuple[subprocess.Popen[str], list[str]], tmp_path: Path) -> None:
     process, paths = owner
     assert paths
-    assert sweep(str(tmp_path)) == []
+    mine = f"of process {process.pid},"
+
+    def swept() -> list[str]:
+        return [line for line in sweep(str(tmp_path)) if mine in line]
+
+    assert swept() == []
     assert all(map(os.path.isdir, paths))
     process.kill()  # not waited for yet: a zombie owns nothing
     deadline = time.monotonic() + 5
-    while not (lines := sweep(str(tmp_path))) and time.monotonic() < deadline:
+    while not (lines := swept()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(lines) == len(paths)
-    assert all(f"of process {process.pid}, which is gone: removed" in line for line in lines), lines
+    assert all(f"{mine} which is gone: removed" in line for line in lines), lines
     assert not any(map(os.path.exists, paths))
     assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
 

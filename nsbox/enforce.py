@@ -1,0 +1,169 @@
+"""Holds the limits that the kernel does not hold by itself, and tells which were touched.
+
+One object per sandbox, driven by the supervisor's loop: it says when it next wants to look, looks, and answers the limit
+that has been exceeded. What costs (walking processes, proportional sizes) is done only as often as it can matter: a
+limit on processor time cannot be reached sooner than the rest of it divided by the number of processors.
+"""
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from nsbox import watch
+from nsbox._native import lib
+from nsbox.plan.limits import LimitPlan
+from nsbox.spec import Limits
+
+if TYPE_CHECKING:
+    from nsbox.launch import Handle
+    from nsbox.resources.cgroup import Cgroup
+
+MEMORY_PERIOD = 0.05  #: seconds between two looks at memory where it is watched
+DISK_PERIOD = 1.0
+CPU_PERIOD = 0.02  #: seconds; the shortest time between two looks at processor time
+BURST = 0.02  #: seconds of processor time that may be used ahead of one's share
+
+
+class Enforcer:
+    """The limits of one sandbox while it runs."""
+
+    def __init__(self, limits: Limits, plan: LimitPlan, handle: "Handle", cgroup: "Cgroup | None") -> None:
+        self.hits: dict[str, dict[str, Any]] = {}
+        self._limits, self._plan, self._handle, self._cgroup = limits, plan, handle, cgroup
+        self._events = {fd: (kind, events) for fd, events, kind in cgroup.event_fds()} if cgroup else {}
+        now = time.monotonic()
+        self._began = now
+        self._used = 0.0
+        self._stopped_until: float | None = None
+        self._processors = len(os.sched_getaffinity(0))
+        self._next: dict[str, float] = {}
+        for name, first in (("memory", 0.02), ("cpus", CPU_PERIOD), ("disk", DISK_PERIOD)):
+            if name in plan.watch:
+                self._next[name] = now + first
+        if "cpu_time" in plan.watch:
+            self._next["cpu_time"] = now + self._until_cpu_time(0.0)
+
+    def interests(self) -> dict[int, int]:
+        """Descriptor → poll events of the cgroup's own news."""
+        return {fd: events for fd, (_, events) in self._events.items()}
+
+    def next_time(self) -> float | None:
+        """When ``on_time`` wants to be called (time.monotonic())."""
+        times = [*self._next.values(), *((self._stopped_until,) if self._stopped_until else ())]
+        return min(times) if times else None
+
+    def hit(self, limit: str, value: float | None, count: int = 1) -> None:
+        """Note that a limit was touched; the first time counts as its time."""
+        entry = self.hits.setdefault(limit, {"limit": limit, "value": value, "count": 0, "first_at": time.time()})
+        entry["count"] = max(entry["count"], count)
+
+    def on_event(self, fd: int) -> str | None:
+        """News from the cgroup: the limit that has ended the run, if it has."""
+        kind = self._events[fd][0]
+        assert self._cgroup is not None
+        self._cgroup.drain(fd)
+        counters = self._cgroup.counters()
+        if kind == "pids" and counters["pids_events"]:
+            self.hit("pids", self._limits.pids, int(counters["pids_events"]))
+        if kind == "memory" and counters["oom_kills"]:
+            self.hit("memory", self._limits.memory, int(counters["oom_kills"]))
+            return "memory"
+        return None
+
+    def on_time(self, now: float) -> str | None:
+        """Look at what is due: the limit that has been exceeded, if one has."""
+        if self._stopped_until is not None and now >= self._stopped_until:
+            self._stopped_until = None
+            self._handle.tell(lib.NSB_MSG_SIGNAL, signal.SIGCONT, 1)
+        due = [name for name, at in self._next.items() if now >= at]
+        for name in due:
+            if getattr(self, f"_look_at_{name}")(now):
+                return name
+        return None
+
+    def _until_cpu_time(self, used: float) -> float:
+        rate = min(self._processors, self._limits.cpus or self._processors)
+        return max(CPU_PERIOD, ((self._limits.cpu_time or 0.0) - used) / max(1.0, rate))
+
+    def _cpu_used(self) -> float:
+        measured = self._cgroup.cpu_usage_us() if self._cgroup else None
+        return measured / 1e6 if measured is not None else watch.sample(self._handle.pid).cpu_s
+
+    def _look_at_cpu_time(self, now: float) -> bool:
+        self._used = used = max(self._used, self._cpu_used())
+        self._next["cpu_time"] = now + self._until_cpu_time(used)
+        if self._limits.cpu_time is None or used < self._limits.cpu_time:
+            return False
+        self.hit("cpu_time", self._limits.cpu_time)
+        return True
+
+    def _look_at_cpus(self, now: float) -> bool:
+        """Stop everything inside when it is ahead of its share, until it is not: a duty cycle for shares of one."""
+        self._next["cpus"] = now + CPU_PERIOD
+        share = self._limits.cpus or 0.0
+        self._used = used = max(self._used, self._cpu_used())
+        ahead = used - (now - self._began) * share
+        if ahead < -BURST:
+            # What was not used is not saved up: a sandbox that slept may not run at full speed later.
+            self._began = now - used / share
+        if ahead > BURST and self._stopped_until is None:
+            self.hit("cpu", share, self.hits.get("cpu", {}).get("count", 0) + 1)
+            self._stopped_until = now + ahead / share
+            self._handle.tell(lib.NSB_MSG_SIGNAL, signal.SIGSTOP, 1)
+        return False
+
+    def _look_at_memory(self, now: float) -> bool:
+        self._next["memory"] = now + MEMORY_PERIOD
+        limit = self._limits.memory or 0
+        seen = watch.sample(self._handle.pid)
+        if self._limits.pids is not None and seen.threads > self._limits.pids:
+            self.hit("pids", self._limits.pids)
+        scratch = self._scratch()[0]
+        hidden = watch.unmapped_memory(seen.processes)
+        if seen.resident + scratch + hidden <= limit:
+            return False
+        if watch.proportional(seen.processes) + scratch + hidden <= limit:
+            return False
+        self.hit("memory", limit)
+        return True
+
+    def _look_at_disk(self, now: float) -> bool:
+        self._next["disk"] = now + DISK_PERIOD
+        if self._limits.disk is None or watch.tree_size(self._handle.scratch_fd) <= self._limits.disk:
+            return False
+        self.hit("disk", self._limits.disk)
+        return True
+
+    def _scratch(self) -> tuple[int, bool]:
+        """(bytes in the scratch file system, whether it is full)."""
+        if self._handle.scratch_fd < 0 or self._handle.prepared.plan.scratch != "tmpfs":
+            return 0, False
+        status = os.fstatvfs(self._handle.scratch_fd)
+        full = status.f_blocks > 0 and (status.f_bfree == 0 or (status.f_files > 0 and status.f_ffree == 0))
+        return (status.f_blocks - status.f_bfree) * status.f_frsize, full
+
+    def conclude(self, usage: dict[str, float]) -> str | None:
+        """After the end: complete ``usage`` and the hits from the kernel's counters; "memory" if that ended the run."""
+        used, full = self._scratch()
+        usage["disk_used_bytes"] = used
+        if full:
+            self.hit("disk", self._limits.disk)
+        if self._cgroup is None:
+            return None
+        counters = self._cgroup.counters()
+        for name in ("memory_peak_bytes", "pids_peak", "io_read_bytes", "io_write_bytes"):
+            value = counters[name]
+            if value is not None:
+                usage[name] = max(0, value - 1) if name == "pids_peak" else value
+        user, system = counters["cpu_user_us"], counters["cpu_system_us"]
+        if user is not None and system is not None and "cpu_user_s" not in usage:
+            usage["cpu_user_s"], usage["cpu_system_s"] = user / 1e6, system / 1e6
+        if counters["pids_events"]:
+            self.hit("pids", self._limits.pids, counters["pids_events"])
+        if counters["cpu_throttled_count"]:
+            self.hit("cpu", self._limits.cpus, counters["cpu_throttled_count"])
+        if counters["oom_kills"]:
+            self.hit("memory", self._limits.memory, counters["oom_kills"])
+            return "memory"
+        return None

@@ -1,0 +1,65 @@
+"""Gives back, off the caller's path, what can only be given back once a sandbox is wholly gone.
+
+A cgroup can be removed, and a tmpfs is freed, only when the last process inside has been; that is a fraction of a
+millisecond after the result is known. One thread does it, started with the first work and ended when there has been none
+for a while; at the end of the process the rest is done at once.
+"""
+
+import atexit
+import collections
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+IDLE_S = 1.0
+
+_jobs: collections.deque[Callable[[], object]] = collections.deque()
+_wake = threading.Condition()
+_thread: threading.Thread | None = None
+
+
+def later(job: Callable[[], object]) -> None:
+    """Have ``job`` called soon, by another thread. It may block for a bounded time; what it raises is dropped."""
+    global _thread
+    with _wake:
+        _jobs.append(job)
+        if _thread is None:
+            _thread = threading.Thread(target=_work, name="nsbox-janitor", daemon=True)
+            _thread.start()
+        else:
+            _wake.notify()
+
+
+def _work() -> None:
+    global _thread
+    while True:
+        with _wake:
+            if not _jobs and not _wake.wait_for(lambda: bool(_jobs), IDLE_S):
+                _thread = None
+                return
+            job = _jobs.popleft()
+        with contextlib.suppress(Exception):
+            job()
+
+
+def flush() -> None:
+    """Do all that is waiting, now."""
+    while True:
+        try:
+            job = _jobs.popleft()
+        except IndexError:
+            return
+        with contextlib.suppress(Exception):
+            job()
+
+
+def _after_fork() -> None:
+    """The jobs are the parent's; so is the thread, which no forked child has."""
+    global _thread, _wake
+    _jobs.clear()
+    _thread, _wake = None, threading.Condition()
+
+
+atexit.register(flush)
+os.register_at_fork(after_in_child=_after_fork)
