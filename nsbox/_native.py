@@ -28,7 +28,7 @@ STAGES: tuple[str, ...] = tuple(
 
 
 class Zygote:
-    """The helper process of this process (see native/zygote.c). It ends when this process ends, however that happens."""
+    """The helper process of this process (see native/zygote.c). It ends when this process ends, however that ends."""
 
     def __init__(self) -> None:
         pid = ffi.new("int *")

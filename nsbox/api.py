@@ -1,7 +1,6 @@
 """The calls for users: glue, no decisions."""
 
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,9 +28,9 @@ def run(
 
     ``argv`` is a list, never shell text. ``stdin`` is what the command reads (nothing when None). ``options`` are those
     of ``Spec``; given with ``spec`` they change a copy of it, given with ``profile`` they win over it. A callback gets
-    a stream as it comes, and that stream is then not kept. Raises SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step
-    that failed, CommandError when the command cannot be executed; how the command itself ended is in the Result.
-    """
+    a stream as it comes, and that stream is then not kept. Raises SpecError for bad input, HostError for a layer that
+    the host lacks, SetupError for a step that failed, CommandError when the command cannot be executed; how the command
+    itself ended is in the Result."""
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}
     if profile is not None:
@@ -58,6 +57,6 @@ def run(
             watch.error.command = os.fsdecode(argv[0])
         if watch.error is not None:
             raise watch.error
-        return Result(watch, secrets.token_hex(8), [os.fsdecode(item) for item in argv])
+        return Result(watch, os.urandom(8).hex(), [os.fsdecode(item) for item in argv])
     finally:
         handle.close()

@@ -1,9 +1,8 @@
 """Holds the limits that the kernel does not hold by itself, and tells which were touched.
 
-One object per sandbox, driven by the supervisor's loop: it says when it next wants to look, looks, and answers the limit
-that has been exceeded. What costs (walking processes, proportional sizes) is done only as often as it can matter: a
-limit on processor time cannot be reached sooner than the rest of it divided by the number of processors.
-"""
+One object per sandbox, driven by the supervisor's loop: it says when it next wants to look, looks, and answers the
+limit that has been exceeded. What costs (walking processes, proportional sizes) is done only as often as it can matter:
+a limit on processor time cannot be reached sooner than the rest of it divided by the number of processors."""
 
 import os
 import signal

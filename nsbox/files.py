@@ -1,9 +1,8 @@
 """The files of a sandbox, from outside and without a process inside.
 
-Every path is resolved by openat2(2) with the sandbox's root as the end of the world (RESOLVE_IN_ROOT, no magic links), so
-that no link that the payload plants leads out. A privileged caller acts with the payload's ids while it does so: it can
-read and write what the payload can, and nothing more. Special files are never opened.
-"""
+Every path is resolved by openat2(2) with the sandbox's root as the end of the world (RESOLVE_IN_ROOT, no magic links),
+so that no link that the payload plants leads out. A privileged caller acts with the payload's ids while it does so: it
+can read and write what the payload can, and nothing more. Special files are never opened."""
 
 import contextlib
 import errno

@@ -1,7 +1,8 @@
 """Gives back, off the caller's path, what can only be given back once a sandbox is wholly gone.
 
 A cgroup can be removed, and a tmpfs is freed, only when the last process inside has been; that is a fraction of a
-millisecond after the result is known. One thread does it, started with the first work and ended when there has been none
+millisecond after the result is known. One thread does it, started with the first work and ended when there has been
+none
 for a while; at the end of the process the rest is done at once.
 """
 

@@ -33,7 +33,7 @@ fault: tuple[int, int] | None = None
 Argument = str | bytes | os.PathLike[str]
 
 
-class NoIdmap(Exception):  # noqa: N818 - never leaves this module
+class NoIdmap(Exception):
     """The skeleton cannot be idmapped: the plan must do without."""
 
 
@@ -220,10 +220,10 @@ def _remedy(stage: str, err: int, prepared: Prepared) -> str:
     return ""
 
 
-def failure(prepared: Prepared, message: object) -> NsboxError:
+def failure(prepared: Prepared, message: Any) -> NsboxError:
     """The error for a NSB_MSG_FAILED message."""
-    stage = _native.STAGES[message.stage] if message.stage < len(_native.STAGES) else "request"  # type: ignore[attr-defined]
-    op, err = message.op, -message.err  # type: ignore[attr-defined]
+    number, op, err = message.stage, message.op, -message.err
+    stage = _native.STAGES[number] if number < len(_native.STAGES) else "request"
     plan = prepared.plan
     target = plan.ops[op].describe() if op != _NO_OP and op < len(plan.ops) else ""
     remedy = _remedy(stage, err, prepared)

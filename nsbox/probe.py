@@ -103,7 +103,7 @@ _idmap = True
 
 
 def no_idmap() -> None:
-    """A launch has found that the skeleton's file system takes no idmapped mounts (tmpfs does since 6.3): plan without."""
+    """A launch has found that the skeleton's file system takes no idmapped mounts (tmpfs: since 6.3): plan without."""
     global _idmap
     _idmap = False
     _host.cache_clear()

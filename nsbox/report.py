@@ -1,7 +1,5 @@
 """What a run came to: the ``Result`` for Python and the same as JSON."""
 
-import base64
-import json
 import os
 import signal as _signal
 import time
@@ -88,6 +86,8 @@ class Result:
 
     def to_json(self) -> str:
         """The report as one line of JSON."""
+        import json
+
         return json.dumps(self.to_dict(), ensure_ascii=True)
 
     def __repr__(self) -> str:
@@ -98,6 +98,8 @@ def _json_bytes(data: bytes) -> str | dict[str, str]:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
+        import base64
+
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 

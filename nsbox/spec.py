@@ -7,11 +7,11 @@ system encoding with ``surrogateescape``, so that every byte a path can hold sur
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from nsbox import units
 from nsbox.errors import SpecError
+from nsbox.frozen import frozen
 
 NETWORKS = ("none", "filtered", "host")
 LAYERS = (
@@ -60,7 +60,7 @@ def _escaped(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bind:
     """A host path shown inside at ``target`` (None: at its own absolute path)."""
 
@@ -81,7 +81,7 @@ class Bind:
         return cls(path_text(name, source), target)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tmpfs:
     """An empty file system in memory at ``target``, of at most ``size`` bytes (None: the disk limit's)."""
 
@@ -96,7 +96,7 @@ class Tmpfs:
         return cls(target_text(name, target), None if size is None else units.size(name, size))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Every limit of a sandbox; None is an explicit ``unlimited``."""
 
@@ -149,7 +149,10 @@ def _layers(name: str, value: object) -> tuple[str, ...]:
     return found
 
 
-@dataclass(frozen=True)
+_NOTHING: Mapping[str, str] = {}
+
+
+@frozen
 class Spec:
     """One kind of sandbox. Immutable and reusable: compile once, launch often.
 
@@ -166,7 +169,7 @@ class Spec:
     scratch: str = "tmpfs"
     net: str = "none"
     allow_host_net: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = _NOTHING
     cwd: str | None = None
     hostname: str = "nsbox"
     uid: int = 1000
@@ -242,7 +245,7 @@ class Spec:
     def replace(self, **changes: Any) -> "Spec":
         """A copy with some fields changed, checked anew."""
         _known(changes)
-        return replace(self, **changes)
+        return Spec(**{**vars(self), **changes})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
@@ -302,5 +305,5 @@ def _toml(value: object) -> str:
     return repr(value)
 
 
-_ORDER = tuple(item.name for item in fields(Spec))
+_ORDER = tuple(Spec.__annotations__)
 FIELDS = frozenset(_ORDER)

@@ -75,7 +75,8 @@ def sample(init: int) -> Sample:
 
 
 def proportional(pids: tuple[int, ...]) -> int:
-    """Bytes resident with shared pages divided among those that share them (smaps_rollup; slow, so only when it matters)."""
+    """Bytes resident with shared pages divided among those that share them (smaps_rollup; slow, so only when it
+    matters)."""
     total = 0
     for pid in pids:
         for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():

@@ -80,7 +80,7 @@ def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
         # The layers below belong to ids that do not exist inside, and overlayfs copies nothing up for those. What the
         # payload must be able to write is made in the upper layer, before it is one.
         home = _home(spec.uid)[1]
-        for place, mode in ((home, 0o755), ("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)):  # noqa: S108
+        for place, mode in ((home, 0o755), ("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)):
             own = spec.uid if place == home else 0
             ops.append(Op("upper", dst=place, mode=mode, uid=own, gid=own))
     ops.append(Op("overlay", data=layers, size=0))

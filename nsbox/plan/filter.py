@@ -26,9 +26,8 @@ def cached_filter(
     """The program of policy `name`: an array of struct sock_filter for seccomp(2).
 
     `arch` is this machine's by default. `extra_allow` adds calls that some shipped policy allows, `extra_deny` takes
-    calls away (EPERM). Without `set_id` no set-id bit can be made (see setid.py). Raises SpecError for unknown names, HostError where the host lacks libseccomp and nothing is
-    cached.
-    """
+    calls away (EPERM). Without `set_id` no set-id bit can be made (see setid.py). Raises SpecError for unknown names,
+    HostError where the host lacks libseccomp and nothing is cached."""
     arch = arch or os.uname().machine
     request = (name, arch, tuple(sorted(set(extra_allow))), tuple(sorted(set(extra_deny))), set_id)
     if request not in _memory:

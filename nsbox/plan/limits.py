@@ -1,8 +1,8 @@
 """How each limit will be held on this host: by the kernel, watched by the host side, or not at all. Pure.
 
-A limit is at least watched unless the caller lets it go by name (``degrade``); ``require X=kernel`` refuses less than the
-kernel. What could not be had by the kernel comes with the reason and the remedy, so that nothing gets weaker in silence.
-"""
+A limit is at least watched unless the caller lets it go by name (``degrade``); ``require X=kernel`` refuses less than
+the kernel. What could not be had by the kernel comes with the reason and the remedy, so that nothing gets weaker in
+silence."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def _check(spec: Spec, enforced: Mapping[str, Mapping[str, str]], remedies: Mapp
         have = enforced.get(layer, {"strength": "none", "how": "not in this version"})
         if _RANK[have["strength"]] < _RANK[strength or "watched"]:
             raise HostError(
-                f"{layer}: {strength or 'kernel or watched'} is required, but here it is {have['strength']}: {have['how']}",
+                f"{layer}: {strength or 'kernel or watched'} is required; here it is {have['strength']}: {have['how']}",
                 remedy=remedies.get(layer) or "run: nsbox doctor",
             )
 
@@ -107,7 +107,8 @@ def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitP
         enforced["disk"] = {"strength": "watched", "how": "size of the scratch directory, looked at every second"}
     enforced["io"] = {"strength": "none", "how": "no limit asked for"}
     pids = by_kernel.get("pids")
-    # What lies in a tmpfs is memory. A cgroup counts it as such; where there is none, the size of the tmpfs is the bound.
+    # What lies in a tmpfs is memory. A cgroup counts it as such; where there is none, the size of the tmpfs is the
+    # bound.
     sizes = [limits.disk, limits.memory if "memory" in watch else None]
     return LimitPlan(
         memory=limits.memory if "memory" in by_kernel else None,

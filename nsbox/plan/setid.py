@@ -1,8 +1,8 @@
 """The variant of a policy for a sandbox with a read-write mount: no set-user-id or set-group-id bit can be made.
 
 Inside, nosuid and no_new_privs make such a bit mean nothing. But a file on a read-write mount belongs to the caller, on
-the host, where any other user could execute it: a payload that leaves one behind has given its code the caller's rights.
-"""
+the host, where any other user could execute it: a payload that leaves one behind has given its code the caller's
+rights."""
 
 from nsbox.plan.policy import ALLOW, REFUSED, UNKNOWN, Case, Policy, Rule, Test
 
@@ -10,8 +10,15 @@ S_ISUID_S_ISGID = 0o6000
 CREATES = 0o20000100  # O_CREAT | __O_TMPFILE: without one of them open(2) does not look at its mode
 
 _MODE_ARGUMENT = {
-    "chmod": 1, "fchmod": 1, "creat": 1, "mknod": 1, "fchmodat": 2, "fchmodat2": 2, "mknodat": 2,
-    "open": 2, "openat": 3,
+    "chmod": 1,
+    "fchmod": 1,
+    "creat": 1,
+    "mknod": 1,
+    "fchmodat": 2,
+    "fchmodat2": 2,
+    "mknodat": 2,
+    "open": 2,
+    "openat": 3,
 }
 
 

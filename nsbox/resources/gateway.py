@@ -23,7 +23,7 @@ from nsbox.resources.dns import DnsServer, Upstream
 from nsbox.resources.gateway_tcp import Listener, Relay
 from nsbox.resources.gateway_udp import Flow, UdpListener
 from nsbox.resources.loop import Loop
-from nsbox.resources.netrules import TABLE, address_rules
+from nsbox.resources.netrules import POLICY_CHAINS, TABLE, address_rules
 from nsbox.resources.peek import Peek
 from nsbox.resources.traffic import Log, Traffic
 
@@ -154,8 +154,8 @@ class GatewaySession:
         table = nft.Table(TABLE)
         families = (V4, V6) if "tcp6" in self._sockets else (V4,)
         wanted = self._keys(policy, self._names)
-        rules = [table.flush("rules"), table.flush("host")]
-        batch = nft.batch([*rules, *address_rules(table, policy, self.own, families), *self._change(wanted)])
+        rules = [*map(table.flush, POLICY_CHAINS), *address_rules(table, policy, self.own, families)]
+        batch = nft.batch([*rules, *self._change(wanted)])
         try:
             netlink.exchange(self._sockets["nft"], batch)
         except OSError as error:

@@ -7,7 +7,6 @@ to be cleaned up, and taking one costs a single fcntl(2).
 
 import fcntl
 import os
-import random
 import threading
 
 from nsbox.errors import HostError
@@ -22,7 +21,7 @@ class IdRanges:
     def __init__(self, state: str) -> None:
         self._file = ofd.open_file(os.path.join(state, "ids"))
         self._taken: set[int] = set()
-        self._next = random.SystemRandom().randrange(SLOTS)
+        self._next = int.from_bytes(os.urandom(4)) % SLOTS
         self._lock = threading.Lock()
 
     def take(self) -> int:

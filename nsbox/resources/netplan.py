@@ -25,6 +25,7 @@ from nsbox.resources.netrules import (
     members,
     no_new_connection,
     own_chain,
+    policy_chains,
     raw_address,
     refuse_chain,
     sets,
@@ -64,10 +65,10 @@ def gateway_rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) ->
     parts = [table.create(), table.counter("other"), *sets(table, families), *own_chain(table, families)]
     parts += refuse_chain(table, families)
     parts += [table.chain("ok"), table.rule("ok", nft.verdict(nft.ACCEPT))]
-    parts += [table.chain("rules"), table.chain("host"), *address_rules(table, policy, own, families)]
+    parts += [*policy_chains(table), *address_rules(table, policy, own, families)]
     parts.append(table.chain("out", nft.OUTPUT, 0))
     parts.append(table.rule("out", *no_new_connection(), nft.verdict(nft.ACCEPT)))
-    parts += [table.rule("out", nft.verdict(0, "own")), table.rule("out", nft.verdict(0, "rules"))]
+    parts += [table.rule("out", nft.verdict(0, name)) for name in ("own", "gone", "rules")]
     parts += members(table, "out", families)
     parts.append(table.rule("out", nft.verdict(0, "den")))
     parts.append(table.chain("pre", nft.PREROUTING, -150))

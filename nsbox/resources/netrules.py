@@ -19,6 +19,7 @@ HERE6, OURS6 = "fd6e:7362:78aa::2", "fd6e:7362:78aa::/64"
 PORT = 940  #: of the listeners; below 1024, where payloads do not bind
 TABLE = "nsbox"
 SET_SIZE, SEEN_SIZE = 1024, 256
+POLICY_CHAINS = ("gone", "rules", "host")
 _SYN, _SYN_ACK = b"\x02", b"\x12"
 
 
@@ -57,13 +58,12 @@ def address_rules(
 ) -> Iterable[Message]:
     """The rules of the chains that a change of policy fills anew.
 
-    ``rules``: refusals, then addresses; inside a special block only rules for that block count. ``host``: loopback
-    addresses that a rule names mean the host's, so they go to the gateway instead of the sandbox's own loopback.
+    ``gone``: refusals. ``rules``: addresses; inside a special block only rules for that block count. ``host``:
+    loopback addresses that a rule names mean the host's, so they go to the gateway instead of the sandbox's own.
     """
+    gone = [rule for rule in policy.refusals if rule.network and rule.network.family in families]
+    rows = [table.rule("gone", *line, nft.verdict(0, "den")) for rule in gone for line in _matches(rule)]
     lines: list[tuple[bytes, ...]] = []
-    for rule in policy.refusals:
-        if rule.network and rule.network.family in families:
-            lines += ((*line, nft.verdict(0, "den")) for line in _matches(rule))
     narrow: list[Rule] = []
     wide: list[Rule] = []
     loopback: list[Rule] = []
@@ -82,7 +82,7 @@ def address_rules(
                 lines.append((*nft.to_network(block), nft.verdict(0, "den")))
     for rule in wide:
         lines += ((*line, nft.verdict(0, "ok")) for line in _matches(rule))
-    rows = [table.rule("rules", *line) for line in lines]
+    rows += [table.rule("rules", *line) for line in lines]
     for rule in loopback:
         for line in _matches(rule):
             assert rule.network
@@ -112,6 +112,11 @@ def refuse_chain(table: Table, families: Iterable[int]) -> Iterable[Message]:
             yield table.rule("den", *nft.protocol_is(number), *counted, nft.verdict(0, "rej"))
     # The set is full, or the protocol has no ports.
     yield table.rule("den", nft.count("other"), nft.verdict(0, "rej"))
+
+
+def policy_chains(table: Table) -> list[Message]:
+    """The chains that ``address_rules`` fills, empty."""
+    return [table.chain(name) for name in POLICY_CHAINS]
 
 
 def no_new_connection() -> tuple[bytes, ...]:

@@ -24,12 +24,12 @@ from nsbox.resources.netlink import (
 
 _SUBSYSTEM = 10 << 8
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-NEWTABLE, NEWCHAIN, NEWRULE, DELRULE, NEWSET, NEWSETELEM, GETSETELEM, DELSETELEM, NEWOBJ, GETOBJ = (
-    *(0, 3, 6, 8, 9, 12, 13, 14, 18, 19),
+NEWTABLE, NEWCHAIN, GETCHAIN, NEWRULE, DELRULE, NEWSET, NEWSETELEM, GETSETELEM, DELSETELEM, NEWOBJ, GETOBJ = (
+    *(0, 3, 4, 6, 8, 9, 12, 13, 14, 18, 19),
 )
 INET = 1
 ACCEPT, DROP, _JUMP = 1, 0, -3
-PREROUTING, OUTPUT, FORWARD, POSTROUTING = 0, 3, 2, 4
+PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = 0, 1, 2, 3, 4
 _VERDICT_REGISTER, FIRST = 0, 8  # NFT_REG_VERDICT, NFT_REG32_00
 _TYPES = {"ipv4": 7, "ipv6": 8, "proto": 12, "port": 13}  # datatypes.h of nft(8), in 6 bits each
 _SIZES = {"ipv4": 4, "ipv6": 16, "proto": 4, "port": 4}
@@ -157,15 +157,15 @@ def interface_is(name: str, *, output: bool, prefix: bool = False) -> tuple[byte
     return meta(7 if output else 6), compare(value)
 
 
-def to_network(network: Network, *, source: bool = False) -> tuple[bytes, ...]:
-    """Go on if the packet goes to (comes from) this block."""
+def to_network(network: Network, *, source: bool = False, inverted: bool = False) -> tuple[bytes, ...]:
+    """Go on if the packet goes to (comes from) this block; ``inverted``: to any other of its family."""
     size, offset = (4, 12 if source else 16) if network.family == V4 else (16, 8 if source else 24)
     found = (*family_is(network.family), payload(1, offset, size))
     value = network.value.to_bytes(size, "big")
     if network.prefix < size * 8:
         bits = ((1 << network.prefix) - 1 << (size * 8 - network.prefix)).to_bytes(size, "big")
-        return (*found, mask(bits), compare(value)) if network.prefix else found[:2]
-    return (*found, compare(value))
+        return (*found, mask(bits), compare(value, equal=not inverted)) if network.prefix else found[:2]
+    return (*found, compare(value, equal=not inverted))
 
 
 def destination(family: int, *, port: bool) -> tuple[bytes, ...]:
@@ -174,6 +174,13 @@ def destination(family: int, *, port: bool) -> tuple[bytes, ...]:
     after = FIRST + size // 4
     loads = (*family_is(family), payload(1, offset, size), meta(16, after))
     return (*loads, payload(2, 2, 2, after + 1)) if port else loads
+
+
+def source(family: int) -> tuple[bytes, ...]:
+    """Load address . protocol . port of where the packet comes from."""
+    size, offset = (4, 12) if family == V4 else (16, 8)
+    after = FIRST + size // 4
+    return *family_is(family), payload(1, offset, size), meta(16, after), payload(2, 0, 2, after + 1)
 
 
 class Table:
@@ -185,8 +192,9 @@ class Table:
     def _make(self, kind: int, flags: int, *parts: bytes) -> Message:
         return _make(kind, flags, _text(1, self.name), *parts, family=self._family)
 
-    def create(self) -> Message:
-        return self._make(NEWTABLE, CREATE)
+    def create(self, *, owned: bool = False) -> Message:
+        """The table; ``owned``: it is gone with the socket that sends this (NFT_TABLE_F_OWNER)."""
+        return self._make(NEWTABLE, CREATE, *((_word(2, 0x2),) if owned else ()))
 
     def chain(
         self, name: str, hook: int | None = None, priority: int = 0, policy: int = DROP, kind: str = "filter"
@@ -250,6 +258,17 @@ def counted(sock: socket.socket, table: str, name: str) -> list[tuple[bytes, int
             counter = attributes(attributes(element.get(7, b"")).get(2, b""))
             packets, size = (int.from_bytes(counter.get(field, b""), "big") for field in (2, 1))
             found.append((attributes(element.get(1, b"")).get(1, b""), packets, size))
+    return found
+
+
+def dropping_tables(sock: socket.socket, hook: int) -> list[str]:
+    """Names of the tables whose chain at a hook drops what no rule of theirs accepts."""
+    found = []
+    for content in dump(sock, _SUBSYSTEM | GETCHAIN, struct.pack("!BBH", 0, 0, 0)):
+        row = attributes(content[4:])
+        at = attributes(row.get(4, b"")).get(1)
+        if content[0] in (INET, 2) and at == struct.pack("!I", hook) and row.get(5) == struct.pack("!I", DROP):
+            found.append(row.get(1, b"").rstrip(b"\0").decode(errors="replace"))
     return found
 
 

@@ -1,8 +1,7 @@
 """Open file description locks on single bytes of a file (fcntl_locking(2)).
 
-Such a lock belongs to the open file, not to the process or a thread: it is gone when the last copy of its descriptor is,
-even by SIGKILL, so nothing has to be cleaned up; and it costs one system call.
-"""
+Such a lock belongs to the open file, not to the process or a thread: it is gone when the last copy of its descriptor
+is, even by SIGKILL, so nothing has to be cleaned up; and it costs one system call."""
 
 import errno
 import fcntl

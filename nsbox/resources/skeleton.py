@@ -8,12 +8,9 @@ and of that only files that every user of the host may read.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import re
-import shutil
 import stat
-import tempfile
 import threading
 import time
 
@@ -110,7 +107,11 @@ def _digest(spec: SkeletonSpec, texts: dict[str, str], entries: list[str]) -> st
             state.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
         except OSError:
             continue
-    return hashlib.sha256(repr(state).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    try:
+        from _blake2 import blake2b  # hashlib loads OpenSSL, which takes longer than a launch
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(repr(state).encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
 def _copy(source: str, target: str) -> None:
@@ -131,6 +132,8 @@ def _copy(source: str, target: str) -> None:
             _copy(os.path.join(source, name), os.path.join(target, name))
     elif stat.S_ISREG(status.st_mode) and status.st_mode & 0o004 and status.st_size <= MAX_FILE:
         os.makedirs(os.path.dirname(target), exist_ok=True)
+        import shutil
+
         shutil.copyfile(source, target)
         os.chmod(target, 0o755 if status.st_mode & 0o001 else 0o644)
 
@@ -185,7 +188,8 @@ def _set_modes(at: str, modes: dict[str, int]) -> None:
 
 
 class _Users:
-    """Who uses which skeleton: a read lock on one byte of a file per skeleton, gone with its process (fcntl_locking(2))."""
+    """Who uses which skeleton: a read lock on one byte of a file per skeleton, gone with its process
+    (fcntl_locking(2))."""
 
     def __init__(self, state: str) -> None:
         self.pid = os.getpid()
@@ -232,6 +236,8 @@ def collect(state: str, older_than: float = MAX_AGE) -> list[str]:
             if old and (name.startswith(".draft-") or ofd.lock(file, fcntl.F_WRLCK, _byte(path))):
                 doomed = path if name.startswith(".draft-") else os.path.join(state, f".draft-{name}.{os.getpid()}")
                 os.rename(path, doomed)
+                import shutil
+
                 shutil.rmtree(doomed, ignore_errors=True)
                 removed.append(path)
     except FileNotFoundError:
@@ -254,12 +260,16 @@ def ensure(spec: SkeletonSpec, state: str) -> str:
         _users = _users or _Users(state)
         if not _users.hold(path):
             collect(state)
+            import tempfile
+
             draft = tempfile.mkdtemp(prefix=".draft-", dir=state)
             try:
                 _make(spec, texts, entries, draft)
                 with contextlib.suppress(OSError):  # somebody else was faster
                     os.rename(draft, path)
             finally:
+                import shutil
+
                 shutil.rmtree(draft, ignore_errors=True)
         if not os.path.isdir(path):
             raise FileNotFoundError(errno.ENOENT, "the skeleton cannot be made", path)

@@ -54,7 +54,9 @@ def test_flags_of_operations_are_the_enum_s() -> None:
 
 
 def test_stages_have_names_in_their_order() -> None:
-    assert STAGES[:3] == ("request", "clone", "idmap")
+    assert STAGES[:2] == ("request", "clone")
+    numbers = {name.removeprefix("NSB_STAGE_").lower(): number for number, name in ffi.typeof("enum nsb_stage").elements.items()}
+    assert [numbers[name] for name in STAGES] == list(range(len(STAGES)))
     assert STAGES[lib.NSB_STAGE_EXEC] == "exec"
     assert len(STAGES) == lib.NSB_N_STAGES
     assert len(STAGES) <= len(ffi.new("struct nsb_msg *").stamps)
@@ -194,8 +196,10 @@ def test_another_layout_is_refused(good: Sent) -> None:
     assert refused(send(with_field(good.blob, "magic", 0)))
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 64, HEADER - 1, HEADER, HEADER + 7, HEADER + 8, 4096])
+@pytest.mark.parametrize("size", [1, 7, 8, 64, HEADER - 1, HEADER, HEADER + 7, HEADER + 8, 1500])
 def test_truncated(good: Sent, size: int) -> None:
+    if size >= len(good.blob):
+        pytest.skip("a whole launch is shorter than that")
     assert refused(send(good.blob[:size]))
     assert refused(send(with_field(good.blob, "size", size)[:size].ljust(size, b"\0") if size >= HEADER else bytes(size)))
 
@@ -256,7 +260,7 @@ def command_fields() -> list[tuple[str, int]]:
 def test_hostile_commands(good: Sent, name: str, place: int, value: int) -> None:
     blob = bytearray(good.blob)
     struct.pack_into("I", blob, place, value)
-    outcome = send(bytes(blob), patience=2)
+    outcome = send(bytes(blob), patience=0.3)
     assert outcome.kind in (lib.NSB_MSG_FAILED, lib.NSB_MSG_ENDED, lib.NSB_MSG_EXEC_FAILED, lib.NSB_MSG_STARTED, None), name
 
 
@@ -277,6 +281,15 @@ def test_descriptors_of_the_wrong_kind(good: Sent, tmp_path: Path) -> None:
             os.close(fd)
 
 
+def descriptors() -> int:
+    """How many are open, once the library has put away what it does behind a run."""
+    counts = []
+    for _ in range(20):
+        counts.append(len(os.listdir("/proc/self/fd")))
+        time.sleep(0.01)
+    return min(counts)
+
+
 def untouchable() -> set[int]:
     """Bytes that a mutation leaves alone: without its namespaces a sandbox would be built on the host itself."""
     flags = dict(ffi.typeof("struct nsb_plan").fields)["clone_flags"]
@@ -290,14 +303,14 @@ def test_mutations(good: Sent, seed: int) -> None:
     source = random.Random(seed)
     safe = [place for place in range(len(good.blob)) if place not in untouchable()]
     header = [place for place in safe if place < HEADER]
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(50):
         blob = bytearray(good.blob)
         for _ in range(source.choice([1, 1, 2, 8])):
             place = source.choice(header if source.random() < 0.5 else safe)
             blob[place] = source.choice([0, 1, 0x7F, 0x80, 0xFF, blob[place] ^ 1 << source.randrange(8), source.randrange(256)])
-        send(bytes(blob), patience=1)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+        send(bytes(blob), patience=0.3)
+    assert descriptors() <= before
 
 
 def test_packets_that_are_no_request() -> None:

@@ -36,14 +36,19 @@ chain den {
     update @den6 { ip6 daddr . meta l4proto . udp dport } jump rej
     counter name "other" jump rej
 }
-chain rules {
+chain ok {
+    accept
+}
+chain gone {
     ip daddr 5.6.7.9 meta l4proto tcp jump den
     ip daddr 5.6.7.9 meta l4proto udp jump den
-    ip daddr 127.0.0.1 tcp dport 8080 accept
-    ip daddr 1.2.3.4 tcp dport 80 accept
-    ip daddr 5.6.7.0/24 meta l4proto tcp accept
-    ip daddr 9.9.9.9 udp dport 53 accept
-    ip6 daddr 2001:db8::1 tcp dport 443 accept
+}
+chain rules {
+    ip daddr 127.0.0.1 tcp dport 8080 jump ok
+    ip daddr 1.2.3.4 tcp dport 80 jump ok
+    ip daddr 5.6.7.0/24 meta l4proto tcp jump ok
+    ip daddr 9.9.9.9 udp dport 53 jump ok
+    ip6 daddr 2001:db8::1 tcp dport 443 jump ok
 }
 chain host {
     ip daddr 127.0.0.1 tcp dport 8080 tproxy ip to 127.0.0.1:940 accept
@@ -52,11 +57,12 @@ chain out {
     type filter hook output priority filter; policy drop;
     tcp flags ! syn accept
     jump own
+    jump gone
     jump rules
-    ip daddr . meta l4proto . th dport @ok4 accept
-    ip daddr . meta l4proto @all4 accept
-    ip6 daddr . meta l4proto . th dport @ok6 accept
-    ip6 daddr . meta l4proto @all6 accept
+    ip daddr . meta l4proto . th dport @ok4 jump ok
+    ip daddr . meta l4proto @all4 jump ok
+    ip6 daddr . meta l4proto . th dport @ok6 jump ok
+    ip6 daddr . meta l4proto @all6 jump ok
     jump den
 }
 chain pre {

@@ -15,13 +15,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
-    "errors | units | spec profiles | places guard | _native | probe | plan | encode | resources | janitor | watch | enforce | launch |"
-    " supervise | boundary changes secrets | report | pool python_pool | metrics | doctor | api | aio | |"
-    " python_env | cli_output cli_options | cli_run | cli_python | cli | __main__ | integrations"
+    "errors | frozen | units | spec profiles | places trust guard | _native | probe | plan | encode | resources |"
+    " janitor watch | launch | enforce | supervise | files tree | diff changes outgoing | transfer masking boundary |"
+    " secrets | report | pool python_pool | metrics coverage logview gc | doctor | api | box | aio | |"
+    " python_env | cli_options cli_output | cli_run | cli_python | cli | __main__ | integrations"
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
 # These decide and describe; they leave the doing to others.
-PURE = {"errors", "units", "spec", "profiles", "plan"}
+PURE = {"errors", "frozen", "units", "spec", "profiles", "plan"}
 # nsbox._profiles holds data; nsbox._native_ffi is the compiled module.
 DATA_PACKAGES = {"_profiles"}
 COMPILED = "_native_ffi"

@@ -1,6 +1,5 @@
 """Spec: what it accepts, what it refuses and in which words, and that it survives being written down."""
 
-import dataclasses
 import json
 import os
 import tomllib
@@ -18,12 +17,12 @@ from nsbox.spec import FIELDS, LAYERS, Bind, Limits, Spec, Tmpfs, split_pair, ta
 def test_every_limit_has_a_default_that_is_on() -> None:
     limits = Spec().limits
     assert limits == Limits()
-    for field in dataclasses.fields(Limits):
-        assert getattr(limits, field.name) is not None or field.name == "file_size", field.name
+    for name in Limits.__match_args__:
+        assert getattr(limits, name) is not None or name == "file_size", name
 
 
 def test_unlimited_is_explicit() -> None:
-    names = [field.name for field in dataclasses.fields(Limits)]
+    names = Limits.__match_args__
     limits = Spec(**dict.fromkeys(names, "unlimited")).limits
     assert all(getattr(limits, name) is None for name in names)
     for name in names:
@@ -36,7 +35,7 @@ def test_a_spec_is_frozen_hashable_and_equal_by_value() -> None:
     assert one == other
     assert hash(one) == hash(other)
     assert len({one, other, Spec()}) == 2
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         one.memory = 1  # type: ignore[misc]
 
 

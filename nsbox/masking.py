@@ -1,0 +1,138 @@
+"""Replaces the values of secrets in what comes out of a sandbox, also where a value is cut in two by the transport.
+
+Masked are the value itself and its usual spellings: base64 (also of a longer text that it is part of), hexadecimal, and
+percent-encoding. Not masked is what a program computes from it in another way: masking keeps secrets out of logs by
+accident, it is no wall against a payload that means to leak one. Egress rules and short lives are.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote, quote_plus
+
+#: Shorter values would be found everywhere.
+MIN_LENGTH = 4
+MASK = "***"
+
+
+def spellings(value: bytes) -> set[bytes]:
+    """The value, and what it looks like encoded."""
+    found = {value, value.hex().encode(), value.hex().upper().encode()}
+    found |= {value.strip()}
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        quoted = quote(text, safe="")
+        # Encoders agree neither on the case of the digits nor on the slash.
+        found |= {form.encode() for form in (quoted, quote(text), quote_plus(text), re.sub("%..", _lower, quoted))}
+        found.add(text.encode("unicode_escape"))
+        found.add(_json(text))
+    found |= _base64_forms(value)
+    return {form for form in found if len(form) >= MIN_LENGTH}
+
+
+def _lower(match: "re.Match[str]") -> str:
+    return match[0].lower()
+
+
+def _json(text: str) -> bytes:
+    import json
+
+    return json.dumps(text)[1:-1].encode()
+
+
+def _base64_forms(value: bytes) -> set[bytes]:
+    """The characters of base64 that depend on the value alone, for each of the three ways that it can be aligned."""
+    found = set()
+    for before in range(3):
+        whole = base64.b64encode(bytes(before) + value)
+        # 6 bits a character: those that hold bits of what is before or after are left out.
+        start = (before * 8 + 5) // 6
+        end = (before + len(value)) * 8 // 6
+        form = whole[start:end]
+        found |= {form, form.translate(bytes.maketrans(b"+/", b"-_"))}
+    # The ends are seen by anybody who knows what they look like.
+    found |= {base64.b64encode(value), base64.urlsafe_b64encode(value)}
+    return {form for form in found if len(form) >= 2 * MIN_LENGTH}
+
+
+class Masker:
+    """Masks one stream. ``feed`` gives what can be given already; ``flush`` the rest, at the end."""
+
+    def __init__(self, secrets: "Mapping[str, bytes] | Iterable[bytes]", *, encoded: bool = True) -> None:
+        named = secrets.items() if isinstance(secrets, Mapping) else (("", value) for value in secrets)
+        self._masks: dict[bytes, bytes] = {}
+        self.too_short: tuple[str, ...] = ()  #: names of secrets that are not masked since they are in every text
+        self.seen: set[str] = set()  #: names of the secrets that came by
+        self._names: dict[bytes, str] = {}
+        for name, value in named:
+            if len(value) < MIN_LENGTH:
+                self.too_short += (name,)
+                continue
+            mask = f"***{name}***".encode() if name else MASK.encode()
+            for form in spellings(value) if encoded else {value}:
+                self._masks.setdefault(form, mask)
+                self._names.setdefault(form, name)
+        # Longest first, so that a value that contains another is masked whole.
+        ordered = sorted(self._masks, key=lambda form: (-len(form), form))
+        self._pattern = re.compile(b"|".join(map(re.escape, ordered)), re.DOTALL) if ordered else None
+        self._keep = max(map(len, ordered), default=1) - 1
+        self._prefixes = _prefixes(ordered)
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What is safe to pass on after this piece; the start of a value may be held back until its end is known."""
+        if self._pattern is None:
+            return data
+        text = self._held + data
+        cut = self._cut(text)
+        self._held = text[cut:]
+        return self._replace(text[:cut])
+
+    def flush(self) -> bytes:
+        """The rest. The masker is as new after it."""
+        rest, self._held = self._held, b""
+        return self._replace(rest)
+
+    def mask(self, text: bytes) -> bytes:
+        """A whole text at once, apart from the stream."""
+        return self._replace(text)
+
+    def mask_text(self, text: str) -> str:
+        """A whole text at once."""
+        raw = text.encode("utf-8", "surrogatepass")
+        return self._replace(raw).decode("utf-8", "surrogatepass")
+
+    def _replace(self, text: bytes) -> bytes:
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(self._found, text)
+
+    def _found(self, match: "re.Match[bytes]") -> bytes:
+        self.seen.add(self._names[match[0]])
+        return self._masks[match[0]]
+
+    def _cut(self, text: bytes) -> int:
+        """Where the part ends that no later byte can change.
+
+        A match that ends before the hold-back is certain. One that reaches into it, or the start of a value at the end
+        of the text, waits.
+        """
+        # The leftmost place from which the text to its end is the beginning of a value.
+        first = max(0, len(text) - self._keep)
+        waiting = next((at for at in range(first, len(text)) if text[at:] in self._prefixes), len(text))
+        if waiting == len(text) or self._pattern is None:
+            return waiting
+        # A value that started earlier and overlaps that place is masked by its own right: cut behind it.
+        position = 0
+        while match := self._pattern.search(text, position):
+            if match.start() >= waiting:
+                break
+            position = match.end()
+        return max(waiting, position)
+
+
+def _prefixes(forms: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(form[:length] for form in forms for length in range(1, len(form)))
