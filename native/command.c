@@ -75,7 +75,7 @@ static char **fill_pointers(const struct command *c, uint32_t first, uint32_t st
     return out;
 }
 
-struct attempt { int err, found; };
+struct attempt { int err, found, no_directory; };
 
 static void try_execute(struct attempt *a, const char *path, char **argv, char **envp)
 {
@@ -112,7 +112,7 @@ static NOINLINE NORETURN void payload_main(const struct watcher *w, int tty, cha
                                            volatile struct attempt *a)
 {
     const struct command *c = w->command;
-    struct attempt attempt = {0, 0};
+    struct attempt attempt = {0, 0, 0};
     uint64_t none = 0;
     int slash = 0;
     NSB_CALL(__NR_setsid);
@@ -122,6 +122,13 @@ static NOINLINE NORETURN void payload_main(const struct watcher *w, int tty, cha
     if (tty >= 0)
         NSB_CALL(__NR_ioctl, 0, SET_CTTY, 0);
     NSB_CALL(__NR_close_range, 3, ~0u, 0);
+    /* Only now, when /proc/self/fd leads nowhere any more: a link there would make a descriptor of ours, which is outside
+     * the payload's root, its working directory. */
+    a->err = (int)NSB_CALL(__NR_chdir, string_at(c, c->is->cwd));
+    if (a->err < 0) {
+        a->no_directory = 1;
+        nsb_exit(127);
+    }
     NSB_CALL(__NR_umask, 022);
     NSB_CALL(__NR_rt_sigprocmask, NSB_SIG_SETMASK, &none, 0, sizeof none);
     for (const char *s = argv[0]; *s; s++)
@@ -176,7 +183,7 @@ static void tell_started(struct watcher *w, int master)
 void start_command(struct watcher *w)
 {
     struct command *c = w->command;
-    volatile struct attempt a = {0, 0};
+    volatile struct attempt a = {0, 0, 0};
     int slave = -1, master = -1;
     if (c->is->argc == 0)
         return tell_started(w, -1);
@@ -184,17 +191,15 @@ void start_command(struct watcher *w)
         refuse(w, NSB_MSG_FAILED, master, 0);
     char **argv = fill_pointers(c, 0, c->is->argv, c->is->argc);
     char **envp = fill_pointers(c, c->is->argc + 1, c->is->envp, c->is->envc);
-    long ret = NSB_CALL(__NR_chdir, string_at(c, c->is->cwd));
-    if (ret < 0)
-        refuse(w, NSB_MSG_FAILED, ret, 0);
     w->payload = NSB_CALL(__NR_clone, CLONE_VM | CLONE_VFORK | SIGNAL_CHLD);
     if (w->payload == 0)
         payload_main(w, slave, argv, envp, &a);
     if (w->payload < 0)
         refuse(w, NSB_MSG_FAILED, w->payload, 0);
+    if (a.no_directory)
+        refuse(w, NSB_MSG_FAILED, a.err, 0);
     if (a.err < 0)
         refuse(w, NSB_MSG_EXEC_FAILED, a.err, a.found ? 126 : 127);
-    NSB_CALL(__NR_chdir, "/");
     nsb_close(c->input);
     nsb_close(c->output);
     nsb_close(c->error);

@@ -73,7 +73,9 @@ class Files:
 
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
-        fd = int(lib.nsb_open_in(self._root, os.fsencode(path), flags | os.O_NOCTTY, mode, resolve))
+        if not flags & O_PATH:  # openat2(2) refuses what means nothing together
+            flags |= os.O_NOCTTY
+        fd = int(lib.nsb_open_in(self._root, os.fsencode(path), flags, mode, resolve))
         if fd < 0:
             raise OSError(-fd, os.strerror(-fd), path)
         return fd

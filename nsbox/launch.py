@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from nsbox import _native, janitor, probe
 from nsbox._native import ffi, lib
-from nsbox.encode import Compiled, Ids, command, compile_plan, launch_blob, waiting
+from nsbox.encode import Command, Compiled, Ids, command, command_blob, compile_plan, launch_blob, waiting
 from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SetupError, SpecError
 from nsbox.plan.compose import Plan, make_plan
 from nsbox.plan.filter import cached_filter
@@ -50,6 +50,8 @@ class Prepared(NamedTuple):
 class Handle:
     """A sandbox that runs. Owns a pidfd, the control socket, three pipes and an id range; ``close`` ends all of it."""
 
+    is_command = False  #: whether the end of the control socket is the end of all that this stands for
+
     def __init__(self, prepared: Prepared, started_at: float) -> None:
         self.prepared = prepared
         self.started_at = started_at  #: time.monotonic() when the launch was asked for
@@ -57,6 +59,7 @@ class Handle:
         self.root_fd = self.scratch_fd = -1  #: see NSB_PASS_ROOT
         self.pid = 0
         self.cloned_at = 0.0
+        self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
         self.cgroup: cgroup.Cgroup | None = None
         self._range: int | None = None
         self._ranges: IdRanges | None = None
@@ -64,6 +67,12 @@ class Handle:
     def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send init a message; False when nobody is there any more."""
         return self.control >= 0 and lib.nsb_tell(self.control, kind, value, op) >= 0
+
+    def alive(self) -> bool:
+        """Whether pid 1 inside still runs."""
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        return self.pidfd >= 0 and not waiter.poll(0)
 
     def kill(self) -> None:
         """SIGKILL pid 1 inside, and with it everything (pid_namespaces(7))."""
@@ -112,6 +121,56 @@ def tidy(state: str) -> None:
         cgroup.sweep(state)
     else:
         cgroup.discover(state).refill()
+
+
+class CommandHandle(Handle):
+    """A later command in a sandbox that stays. It owns its socket and pipes; the sandbox is its box's."""
+
+    is_command = True
+
+    def __init__(self, box: Handle) -> None:
+        super().__init__(box.prepared, time.monotonic())
+        self._box = box
+        self.cgroup = None
+        self.pid, self.cloned_at = box.pid, self.started_at
+        self.pidfd, self.scratch_fd = box.pidfd, box.scratch_fd
+
+    def kill(self) -> None:
+        """The watcher was asked and did not answer: the payload has stopped or killed it. Then the whole box goes."""
+        self._box.kill()
+
+    def close(self) -> None:
+        """Close the socket, at which the watcher ends what is left of the command, and the pipes. Idempotent."""
+        self.pidfd = self.scratch_fd = -1
+        for name in ("stdin", "stdout", "stderr", "control"):
+            self.close_stream(name)
+
+
+def start_command(box: Handle, what: Command) -> CommandHandle:
+    """Have a sandbox's init start a program. Raises SandboxUnavailable when the sandbox has ended."""
+    handle = CommandHandle(box)
+    blob = command_blob(what)
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
+        undo.callback(handle.close)
+        fds = _streams(handle, owned, box.host_ids, stdin=bool(what.flags & lib.NSB_STDIN))
+        ret = lib.nsb_run(box.control, blob, len(blob), fds, len(fds))
+        if ret < 0:
+            raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
+        handle.control = ret
+        undo.pop_all()
+    return handle
+
+
+def _streams(
+    handle: Handle, owned: contextlib.ExitStack, host_ids: tuple[int, int] | None, *, stdin: bool
+) -> list[int]:
+    """Make the pipes of a command: the sandbox's ends in the order of take_descriptors(), closed with ``owned``."""
+    handle.stdout, out = _pipe(owned, to_inside=False, host_ids=host_ids)
+    handle.stderr, err = _pipe(owned, to_inside=False, host_ids=host_ids)
+    if not stdin:
+        return [out, err]
+    handle.stdin, source = _pipe(owned, to_inside=True, host_ids=host_ids)
+    return [out, err, source]
 
 
 class _GiveBack:
@@ -179,7 +238,10 @@ def prepare(spec: Spec) -> Prepared:
     host = probe.host()
     paths = spec.host_paths()
     # What the paths mean may change between two launches of one Spec: links, and the directory that they start from.
-    where = (*map(os.path.realpath, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
+    try:
+        where = (*map(os.path.realpath, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
+    except OSError as error:
+        raise SpecError(f"mounts: {error.filename!r} changed while it was looked at: {error.strerror}") from None
     prepared = _prepare(spec, host, where)
     if not os.path.isdir(prepared.skeleton):
         _prepare.cache_clear()
@@ -284,13 +346,9 @@ def _launch(
         what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv else waiting(len(join))
         passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
         blob = launch_blob(prepared.compiled, what, ids, passed, fault)
-        host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
-        handle.stdout, out = _pipe(owned, to_inside=False, host_ids=host_ids)
-        handle.stderr, err = _pipe(owned, to_inside=False, host_ids=host_ids)
-        source = -1
-        if stdin:
-            handle.stdin, source = _pipe(owned, to_inside=True, host_ids=host_ids)
-        _ask(handle, blob, [out, err, *((source,) if stdin else ()), *join, *((into,) if into >= 0 else ())])
+        handle.host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
+        fds = _streams(handle, owned, handle.host_ids, stdin=stdin)
+        _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ())])
         if handle.cgroup:
             handle.cgroup.joined()
         undo.pop_all()

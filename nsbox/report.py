@@ -3,6 +3,7 @@
 import os
 import signal as _signal
 import time
+from itertools import pairwise
 from typing import Any
 
 from nsbox.errors import CommandFailed, LimitExceeded, TimeoutExceeded
@@ -120,4 +121,4 @@ def _timing(run: Run) -> dict[str, float]:
 
 def _steps(stamps: dict[str, int]) -> dict[str, float]:
     ordered = sorted((at, name) for name, at in stamps.items() if name != "run")
-    return {name: round((at - before) / 1000, 1) for (before, _), (at, name) in zip(ordered, ordered[1:], strict=False)}
+    return {name: round((at - before) / 1000, 1) for (before, _), (at, name) in pairwise(ordered)}

@@ -68,8 +68,10 @@ class Run:
         output: int | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
+        streams: bool = True,
     ) -> None:
         self.handle = handle
+        self.started = False
         self.stdout, self.stderr = Stream(output, on_stdout), Stream(output, on_stderr)
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.timeout = timeout
@@ -79,6 +81,7 @@ class Run:
         self.usage: dict[str, float] = {}
         self.stamps: dict[str, int] = {}
         self.ended_at = 0.0
+        self._streams = streams
         self._input = memoryview(stdin or b"")
         self._kill_at: float | None = None
         self._ended = self._gone = False
@@ -94,7 +97,9 @@ class Run:
     def interests(self) -> dict[int, tuple["Run", str, int]]:
         """Descriptor → what to wait for on it."""
         h = self.handle
-        wanted = [(h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ), (h.pidfd, "pidfd", select.POLLIN)]
+        wanted = [(h.pidfd, "pidfd", select.POLLIN)]
+        if self._streams:
+            wanted += [(h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ)]
         wanted += [(h.control, "control", _READ), (h.stdin, "stdin", select.POLLOUT | select.POLLERR)]
         wanted += [(fd, "cgroup", events) for fd, events in self.enforcer.interests().items()]
         return {fd: (self, name, events) for fd, name, events in wanted if fd >= 0}
@@ -180,11 +185,14 @@ class Run:
         ret = lib.nsb_receive(self.handle.control, message, self._fds, 2)
         if ret == -errno.EPIPE:
             self.handle.close_stream("control")
+            if self.handle.is_command:
+                self._init_gone()
             return
         if ret < 0:
             return
         self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
         self._take(2 if message.type == lib.NSB_MSG_STARTED and ret == 2 else 0, ret)
+        self.started = self.started or message.type == lib.NSB_MSG_STARTED
         if message.type == lib.NSB_MSG_FAILED:
             self.error = failure(self.handle.prepared, message)
         elif message.type == lib.NSB_MSG_EXEC_FAILED:
@@ -226,11 +234,11 @@ class Run:
         self.ended_at = self.ended_at or time.monotonic()
 
 
-def drive(runs: Iterable[Run]) -> None:
-    """Watch all of them until each is over. Whatever is raised meanwhile (KeyboardInterrupt) leaves them running; the
+def drive(runs: Iterable[Run], until: Callable[[], bool] | None = None) -> None:
+    """Watch all of them until each is over, or ``until`` says so. Whatever is raised meanwhile (KeyboardInterrupt) leaves them running; the
     caller closes the handles."""
     waiting = [run for run in runs if not run.over]
-    while waiting:
+    while waiting and not (until and until()):
         poll, owners = select.poll(), {}
         for run in waiting:
             for fd, (owner, name, events) in run.interests().items():

@@ -57,6 +57,8 @@ class _Export(Job):
             self.target.directory((*parents, name))
             copying.change_mode(self.target.directory(parents), name, entry.mode)
         elif entry.kind in ("file", "symlink"):
+            if entry.kind == "symlink":
+                self.checked_target(entry, entry.target or "")  # before a directory is made for it
             self.copy(entry, self.target.directory(parents), name)
         else:
             raise ValueError(f"a {entry.kind} is only listed, never made")

@@ -16,7 +16,7 @@ from nsbox.resources.dns_wire import Answer, Malformed, Question
 from nsbox.resources.loop import READ, WRITE, Timer
 
 if TYPE_CHECKING:
-    from nsbox.resources.gateway import GatewaySession
+    from nsbox.resources.gateway_session import GatewaySession
 
 __all__ = ["DnsServer", "Upstream"]
 

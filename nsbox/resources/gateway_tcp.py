@@ -16,7 +16,7 @@ from nsbox.resources.peek import LIMIT, peek
 from nsbox.resources.traffic import Row
 
 if TYPE_CHECKING:
-    from nsbox.resources.gateway import GatewaySession
+    from nsbox.resources.gateway_session import GatewaySession
 
 _ACCEPTS = 64  #: per turn of the loop, so that one sandbox does not starve the others
 _DIAL_S, _PEEK_S = 30.0, 15.0

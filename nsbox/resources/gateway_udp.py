@@ -14,7 +14,7 @@ from nsbox.plan.address import Address, parse_address
 from nsbox.resources.loop import READ
 
 if TYPE_CHECKING:
-    from nsbox.resources.gateway import GatewaySession
+    from nsbox.resources.gateway_session import GatewaySession
 
 _TURN = 64  # datagrams a turn of the loop
 _IDLE_S = 60.0

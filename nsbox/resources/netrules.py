@@ -19,6 +19,8 @@ HERE6, OURS6 = "fd6e:7362:78aa::2", "fd6e:7362:78aa::/64"
 PORT = 940  #: of the listeners; below 1024, where payloads do not bind
 TABLE = "nsbox"
 SET_SIZE, SEEN_SIZE = 1024, 256
+# 198.19.0.0/16 of RFC 2544, which is nobody's destination: a /31 for each sandbox with a pair
+BLOCK = Network(V4, 0xC6130000, 16)
 POLICY_CHAINS = ("gone", "rules", "host")
 _SYN, _SYN_ACK = b"\x02", b"\x12"
 

@@ -24,8 +24,8 @@ from nsbox.resources.netlink import (
 
 _SUBSYSTEM = 10 << 8
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-NEWTABLE, NEWCHAIN, GETCHAIN, NEWRULE, DELRULE, NEWSET, NEWSETELEM, GETSETELEM, DELSETELEM, NEWOBJ, GETOBJ = (
-    *(0, 3, 4, 6, 8, 9, 12, 13, 14, 18, 19),
+NEWTABLE, NEWCHAIN, GETCHAIN, NEWRULE, DELRULE, NEWSET, GETSET, NEWSETELEM, GETSETELEM, DELSETELEM, NEWOBJ, GETOBJ = (
+    *(0, 3, 4, 6, 8, 9, 10, 12, 13, 14, 18, 19),
 )
 INET = 1
 ACCEPT, DROP, _JUMP = 1, 0, -3
@@ -270,6 +270,12 @@ def dropping_tables(sock: socket.socket, hook: int) -> list[str]:
         if content[0] in (INET, 2) and at == struct.pack("!I", hook) and row.get(5) == struct.pack("!I", DROP):
             found.append(row.get(1, b"").rstrip(b"\0").decode(errors="replace"))
     return found
+
+
+def sets_of(sock: socket.socket, table: str) -> list[str]:
+    """The names of a table's sets."""
+    rows = dump(sock, _SUBSYSTEM | GETSET, struct.pack("!BBH", INET, 0, 0) + _text(1, table))
+    return [attributes(content[4:]).get(2, b"").rstrip(b"\0").decode(errors="replace") for content in rows]
 
 
 def counter_value(sock: socket.socket, table: str, name: str) -> int:

@@ -20,13 +20,13 @@ from nsbox.plan.net import NetPlan, NetPolicy, SocketSpec
 from nsbox.resources import netlink, nft
 from nsbox.resources.netplan import add_address, has_ipv6, link_up, local_default
 from nsbox.resources.netrules import (
+    BLOCK,
     HERE6,
     RESOLVER,
     TABLE,
     address_rules,
     connection_from_outside,
     members,
-    network,
     no_new_connection,
     own_chain,
     policy_chains,
@@ -36,8 +36,7 @@ from nsbox.resources.netrules import (
 )
 from nsbox.resources.nft import Table
 
-PREFIX = "nsb"  #: of the interfaces on the host
-BLOCK = network("198.19.0.0/16")  #: RFC 2544, for benchmarks: nobody's destination; a /31 for each sandbox
+PREFIX = "nsbx"  #: of the interfaces on the host
 SLOTS = 1 << 15
 _LO, _ETH0, _FIRST_INDEX = 1, 2, 0x4E530000
 _SIOCGSKNS = 0x894C
@@ -65,6 +64,8 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
     parts += [table.rule("more", nft.verdict(nft.ACCEPT)), table.chain("ok")]
     parts += [table.rule("ok", *where, nft.remember("con4")), table.rule("ok", nft.verdict(0, "more"))]
     parts += [*policy_chains(table), *address_rules(table, policy, own, (V4,)), table.chain("out", nft.OUTPUT, 0)]
+    # Neighbour discovery and its kin; only loopback has IPv6.
+    parts.append(table.rule("out", *nft.interface_is("eth0", output=True), *nft.family_is(V6), nft.verdict(nft.DROP)))
     parts += [table.rule("out", nft.verdict(0, name)) for name in ("own", "gone")]
     parts += [
         table.rule("out", *no_new_connection(), nft.verdict(0, "more")),

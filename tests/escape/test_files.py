@@ -276,7 +276,7 @@ def test_F04_a_source_swapped_for_a_link_is_refused_or_the_old_one(tmp_path: Pat
     try:
         for _ in range(60):
             try:
-                result = nsbox.run(["sh", "-c", "cat /m/mark 2>/dev/null; ls /m | wc -l"], ro=[(str(tmp_path / "source"), "/m")])
+                result = nsbox.run(["sh", "-c", "cat /m/mark 2>/dev/null; ls -A /m | wc -l"], ro=[(str(tmp_path / "source"), "/m")])
                 seen.add(result.stdout)
             except errors.NsboxError as error:
                 seen.add(type(error).__name__.encode())

@@ -19,11 +19,11 @@ def dial(address: Address, port: int) -> tuple[int, tuple[str, int]]:
 
 
 class Server:
-    """Accepts on a free port of 127.0.0.1; ``serve(connection)`` runs in a thread for each."""
+    """Accepts on a free port of ``host``; ``serve(connection)`` runs in a thread for each."""
 
-    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(self, serve: Callable[[socket.socket], None], host: str = "127.0.0.1") -> None:
         self._serve = serve
-        self._sock = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._sock = socket.create_server((host, 0), backlog=512)
         self.port: int = self._sock.getsockname()[1]
         self.errors: list[str] = []
         self._threads = [threading.Thread(target=self._accept)]
@@ -70,12 +70,12 @@ def echo(connection: socket.socket) -> None:
 
 
 class Datagrams:
-    """A thread that answers datagrams on a free port of 127.0.0.1."""
+    """A thread that answers datagrams on a free port of ``host``."""
 
-    def __init__(self, answer: Callable[[bytes], bytes | None]) -> None:
+    def __init__(self, answer: Callable[[bytes], bytes | None], host: str = "127.0.0.1") -> None:
         self._answer = answer
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._sock.bind(("127.0.0.1", 0))
+        self._sock.bind((host, 0))
         self.port: int = self._sock.getsockname()[1]
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
