@@ -18,7 +18,7 @@ def run(
     spec: Spec | None = None,
     *,
     profile: str | os.PathLike[str] | None = None,
-    stdin: bytes | str | None = None,
+    stdin: bytes | str | int | None = None,
     env: Mapping[str, str] | None = None,
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
@@ -26,11 +26,12 @@ def run(
 ) -> Result:
     """Run one command in one fresh sandbox and throw the sandbox away.
 
-    ``argv`` is a list, never shell text. ``stdin`` is what the command reads (nothing when None). ``options`` are those
-    of ``Spec``; given with ``spec`` they change a copy of it, given with ``profile`` they win over it. A callback gets
-    a stream as it comes, and that stream is then not kept. Raises SpecError for bad input, HostError for a layer that
-    the host lacks, SetupError for a step that failed, CommandError when the command cannot be executed; how the command
-    itself ended is in the Result."""
+    ``argv`` is a list, never shell text. ``stdin`` is what the command reads: bytes, text, or a descriptor that is
+    passed on as it comes (nothing when None). ``options`` are those of ``Spec``; given with ``spec`` they change a copy
+    of it, given with ``profile`` they win over it. A callback gets a stream as it comes, and that stream is then not
+    kept. Raises SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step that failed,
+    CommandError when the command cannot be executed; how the command itself ended is in the Result.
+    """
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}
     if profile is not None:

@@ -128,7 +128,7 @@ class CallSink:
 
 
 class LoggerSink:
-    """stdlib logging: the line as message, the event in ``record.nsbox``. logging keeps a handler's errors to itself."""
+    """stdlib logging: the line as message, the event in ``record.nsbox``. It keeps errors of its handlers to itself."""
 
     def __init__(self, logger: "logging.Logger") -> None:
         self.logger = logger
@@ -214,7 +214,7 @@ def encode(
     head = {"schema": SCHEMA, "ts": timestamp(), "sandbox": sandbox, "event": event}
     for most_text, most_items in _BOUNDS:
         cut: list[str] = []
-        document = head | _object(fields, most_text, most_items, masker, cut)
+        document = head | _object(fields, most_text, most_items, masker, cut) | head
         if cut:
             document["truncated"] = sorted(set(cut))[:32]
         # json escapes all but ASCII, yet not DEL, which some terminals act upon.
@@ -234,6 +234,7 @@ def _object(
     for name, value in fields.items():
         if value is None:
             continue
+        name = name if _is_utf8(name) else "".join(map(_visible, name))
         out[name] = _value(value, most_text, most_items, masker, cut, name)
         if isinstance(value, str) and not _is_utf8(value) and len(value) <= most_text:
             # The exact bytes, for programs: half a surrogate pair is no text for most parsers of JSON.
@@ -274,9 +275,7 @@ def _visible(char: str) -> str:
 
 def open_egress(net: str, allow: Iterable[str] = ()) -> bool:
     """Whether a sandbox may talk to everybody: the host's network, or a rule that matches all."""
-    return net == "host" or (
-        net == "filtered" and any(rule.partition("/udp")[0].strip() in MATCH_ALL for rule in allow)
-    )
+    return net == "host" or (net == "filtered" and any(rule.removesuffix("/udp") in MATCH_ALL for rule in allow))
 
 
 def exposed_by(path: str, writable: Iterable[str]) -> str | None:

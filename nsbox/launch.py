@@ -23,11 +23,10 @@ from nsbox.plan.compose import Plan, make_plan
 from nsbox.plan.filter import cached_filter
 from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.probe import Host
-from nsbox.resources import cgroup, skeleton
+from nsbox.resources import cgroup, skeleton, subids
 from nsbox.resources.ids import SIZE, IdRanges
 from nsbox.spec import Spec
 
-_NO_OP = 0xFFFFFFFF
 #: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
 fault: tuple[int, int] | None = None
 Argument = str | bytes | os.PathLike[str]
@@ -252,29 +251,36 @@ def prepare(spec: Spec) -> Prepared:
 
 def _ids(prepared: Prepared, first: int | None) -> Ids:
     plan, host = prepared.plan, prepared.host
-    if first is None:
-        uid_map, gid_map = f"{plan.uid} {host.uid} 1\n", f"{plan.gid} {host.gid} 1\n"
-        return Ids(uid_map, gid_map, plan.uid, plan.gid, plan.uid, plan.gid, host.uid, host.gid, True)
-    whole = f"0 {first} {SIZE}\n"
-    return Ids(whole, whole, 0, 0, plan.uid, plan.gid, first + plan.uid, first + plan.gid, False)
+    if first is not None:
+        whole = f"0 {first} {SIZE}\n"
+        return Ids(whole, whole, 0, 0, plan.uid, plan.gid, first + plan.uid, first + plan.gid, False)
+    if prepared.spec.subids:
+        return Ids("", "", 0, 0, plan.uid, plan.gid, host.uid, host.gid, False, maps_by_caller=True)
+    uid_map, gid_map = f"{plan.uid} {host.uid} 1\n", f"{plan.gid} {host.gid} 1\n"
+    return Ids(uid_map, gid_map, plan.uid, plan.gid, plan.uid, plan.gid, host.uid, host.gid, True)
+
+
+def _write_maps(handle: Handle) -> None:
+    """Subordinate ids: init waits in its user namespace until the set-uid helpers have mapped it."""
+    plan, host = handle.prepared.plan, handle.prepared.host
+    uids, gids = subids.ranges(host.uid)
+    subids.write(handle.pid, "uid", subids.mapping(plan.uid, host.uid, uids))
+    subids.write(handle.pid, "gid", subids.mapping(plan.gid, host.gid, gids))
+    handle.tell(lib.NSB_MSG_GO)
 
 
 def _remedy(stage: str, err: int, prepared: Prepared) -> str:
     """What usually mends an error of this kind at this stage."""
-    if stage == "clone" and err in (_errno.ENOSPC, _errno.EUSERS):
-        return "a limit on namespaces is reached: see sysctl user.max_user_namespaces and its siblings"
     if stage in ("clone", "idmap") and err in (_errno.EPERM, _errno.EACCES, _errno.EINVAL):
         return "this host restricts user namespaces: run nsbox doctor for the setting and the command that mends it"
     if stage == "source" and err == _errno.EINVAL:
-        return (
-            "the file system cannot be idmapped; use --workspace for a copy-on-write view or --ro"
-            if prepared.host.privileged
-            else "a copy-on-write view cannot contain other mounts; name a directory without any beneath it"
-        )
+        return _no_view(prepared)
     if stage == "source" and err in (_errno.ENOENT, _errno.EACCES, _errno.ELOOP):
         return "name a path that exists and that you may read"
     if stage == "mount" and err in (_errno.EROFS, _errno.EACCES):
-        return "the place does not exist inside and cannot be made in a read-only mount; choose another DST"
+        return (
+            "the place does not exist inside, and none is made where the host's own files are shown: choose another DST"
+        )
     if stage == "mount" and err == _errno.ELOOP:
         return "the place is a symbolic link that leads nowhere inside; choose another DST"
     if stage == "mount" and err == _errno.EPERM:
@@ -282,20 +288,43 @@ def _remedy(stage: str, err: int, prepared: Prepared) -> str:
     return ""
 
 
+def _no_view(prepared: Prepared) -> str:
+    """Why a source cannot be shown with other ids, or copy-on-write."""
+    if not prepared.host.privileged:
+        return "a copy-on-write view cannot contain other mounts: name a directory without any beneath it"
+    return (
+        "its file system does not take idmapped mounts (ext4, xfs and btrfs do, tmpfs since Linux 6.3, overlayfs and 9p do"
+        " not): keep it on one that does, show it with --ro, or run as an ordinary user"
+    )
+
+
+def _exhausted() -> str:
+    """What to do about a limit on namespaces, by the name of the setting that is 0, if one is."""
+    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+        with contextlib.suppress(OSError), open(f"/proc/sys/user/max_{kind}_namespaces", encoding="ascii") as file:
+            if file.read().strip() == "0":
+                name = f"user.max_{kind}_namespaces"
+                return f"{name} is 0; run as root: sysctl -w {name}=15000 (and write that to /etc/sysctl.d to keep it)"
+    return (
+        "a limit on namespaces is reached: close sandboxes, or raise sysctl user.max_user_namespaces and its siblings"
+    )
+
+
 def failure(prepared: Prepared, message: Any) -> NsboxError:
     """The error for a NSB_MSG_FAILED message."""
     number, op, err = message.stage, message.op, -message.err
     stage = _native.STAGES[number] if number < len(_native.STAGES) else "request"
     plan = prepared.plan
-    target = plan.ops[op].describe() if op != _NO_OP and op < len(plan.ops) else ""
+    subject = plan.ops[op] if op < len(plan.ops) else None
     remedy = _remedy(stage, err, prepared)
     if stage == "exec":
         return SetupError(
             "the working directory", err, target=plan.cwd, remedy="use --cwd with a directory that exists inside"
         )
-    if stage == "clone" and err in (_errno.EPERM, _errno.ENOSYS):
+    if stage in ("clone", "network") and err in (_errno.EPERM, _errno.ENOSYS, _errno.ENOSPC, _errno.EUSERS):
+        remedy = _exhausted() if err in (_errno.ENOSPC, _errno.EUSERS) else remedy
         return SandboxUnavailable(f"namespaces cannot be made here: {os.strerror(err)}", remedy=remedy, errno=err)
-    return SetupError(stage, err, target=target, remedy=remedy)
+    return SetupError(stage, err, target=subject.describe() if subject else "", remedy=remedy)
 
 
 def _pipe(owned: contextlib.ExitStack, *, to_inside: bool, host_ids: tuple[int, int] | None) -> tuple[int, int]:
@@ -349,6 +378,8 @@ def _launch(
         handle.host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         fds = _streams(handle, owned, handle.host_ids, stdin=stdin)
         _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ())])
+        if ids.maps_by_caller:
+            _write_maps(handle)
         if handle.cgroup:
             handle.cgroup.joined()
         undo.pop_all()

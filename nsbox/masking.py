@@ -102,8 +102,10 @@ class Masker:
 
     def mask_text(self, text: str) -> str:
         """A whole text at once."""
-        raw = text.encode("utf-8", "surrogatepass")
-        return self._replace(raw).decode("utf-8", "surrogatepass")
+        try:
+            return self._replace(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # half a surrogate pair, which is no byte of a path
+            return self._replace(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
     def _replace(self, text: bytes) -> bytes:
         if self._pattern is None:

@@ -15,7 +15,7 @@ class Record:
     def __init__(self, log: Log, sandbox: str, masker: "Masker | None" = None) -> None:
         self.log, self.sandbox, self.masker = log, sandbox, masker
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """One event; fields that are None are left out."""
         self.log.emit(self.sandbox, name, fields, self.masker)
 
@@ -100,7 +100,7 @@ class Record:
         self.event("limit", limit=limit, value=value, count=count, first_at=first_at)
 
     def output(self, change: Mapping[str, Any], action: str = "seen", why: str | None = None) -> None:
-        """A changed path (``Change.report()``); ``action`` is seen, exported, applied, held_back, conflict or skipped."""
+        """A changed path (``Change.report()``); ``action``: seen, exported, applied, held_back, conflict or skipped."""
         self.event("output", **change, action=action, why=why)
 
     def end(

@@ -63,7 +63,7 @@ class Run:
         self,
         handle: Handle,
         *,
-        stdin: bytes | None = None,
+        stdin: bytes | int | None = None,
         timeout: float | None = None,
         output: int | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
@@ -82,7 +82,9 @@ class Run:
         self.stamps: dict[str, int] = {}
         self.ended_at = 0.0
         self._streams = streams
-        self._input = memoryview(stdin or b"")
+        # An int is a descriptor that is read as far as the payload takes it: nothing piles up here.
+        self._source = stdin if isinstance(stdin, int) else -1
+        self._input = memoryview(b"" if isinstance(stdin, int) or stdin is None else stdin)
         self._kill_at: float | None = None
         self._ended = self._gone = False
         self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
@@ -100,7 +102,11 @@ class Run:
         wanted = [(h.pidfd, "pidfd", select.POLLIN)]
         if self._streams:
             wanted += [(h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ)]
-        wanted += [(h.control, "control", _READ), (h.stdin, "stdin", select.POLLOUT | select.POLLERR)]
+        # Without anything to write the pipe is watched for its reader's end only (POLLERR needs no asking).
+        idle = self._source >= 0 and not self._input
+        wanted += [(h.control, "control", _READ), (h.stdin, "stdin", 0 if idle else select.POLLOUT)]
+        if idle and h.stdin >= 0:
+            wanted.append((self._source, "source", select.POLLIN))
         wanted += [(fd, "cgroup", events) for fd, events in self.enforcer.interests().items()]
         return {fd: (self, name, events) for fd, name, events in wanted if fd >= 0}
 
@@ -137,6 +143,8 @@ class Run:
             self._read(name)
         elif name == "stdin":
             self._write()
+        elif name == "source":
+            self._fetch()
         elif name == "control":
             self._receive()
         elif name == "cgroup":
@@ -170,14 +178,29 @@ class Run:
             self.handle.close_stream(name)
         return bool(data)
 
+    def _fetch(self) -> None:
+        """Take what the source has; at its end, or when it cannot be read, the payload sees end-of-file."""
+        try:
+            data = os.read(self._source, CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        self._input = memoryview(data)
+        if not data:
+            self._source = -1
+            self.handle.close_stream("stdin")
+
     def _write(self) -> None:
+        if not self._input:  # POLLERR: nobody reads any more
+            self._source = -1
         if self._input:
             ret = lib.nsb_write(self.handle.stdin, ffi.from_buffer(self._input[:CHUNK]), min(CHUNK, len(self._input)))
             if ret >= 0:
                 self._input = self._input[ret:]
             elif ret not in (-errno.EAGAIN, -errno.EINTR):
-                self._input = memoryview(b"")
-        if not self._input:
+                self._input, self._source = memoryview(b""), -1
+        if not self._input and self._source < 0:
             self.handle.close_stream("stdin")
 
     def _receive(self) -> None:

@@ -147,6 +147,8 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
         out[layer] = {"strength": strength, "how": how}
 
     ids = "a private range of 65536 ids" if host.privileged else "the caller's own id, alone"
+    if spec.subids:
+        ids = "the caller's own id and its subordinate ids (newuidmap)"
     say("user_ns", f"CLONE_NEWUSER, {ids}")
     for layer in ("mount_ns", "pid_ns", "ipc_ns", "uts_ns", "cgroup_ns"):
         say(layer, "namespace of its own")
@@ -159,7 +161,11 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
         "none" if shared else "kernel",
     )
     say("pivot_root", "old root detached")
-    say("overlay", "upper layer on tmpfs" if spec.scratch == "tmpfs" else "upper layer in a directory")
+    upper = "upper layer on tmpfs" if spec.scratch == "tmpfs" else "upper layer in a directory"
+    if spec.scratch == "tmpfs" and host.kernel < (6, 6):
+        # tmpfs(5): without user.* extended attributes no directory of a lower layer can be marked as replaced.
+        upper += "; before Linux 6.6 a directory of --workspace cannot be removed or renamed there: use --scratch DIR"
+    say("overlay", upper)
     say("seccomp", f"allow-list {spec.seccomp}")
     if ruleset.handled:
         say("landlock", f"ABI {host.landlock_abi}")
@@ -176,9 +182,7 @@ def _check_host(spec: Spec, host: Host) -> None:
         raise HostError(f"kernel {release} has no mount_setattr(2)", remedy="use Linux 5.12 or later (6.1 is tested)")
     if spec.net == "filtered":
         raise HostError("net: filtered egress is not in this version", remedy="use --net none, the default")
-    if not host.privileged and spec.subids:
-        return
-    if spec.subids:
+    if spec.subids and host.privileged:
         raise SpecError("subids: root callers have a range of ids anyway; leave it out")
 
 
@@ -202,7 +206,7 @@ def make_plan(spec: Spec, host: Host, controllers: Controllers) -> Plan:
     enforced = _enforced(spec, rules, host) | limits.enforced
     require(spec, enforced, controllers)
     ops += caller_ops
-    if not host.privileged:
+    if not host.privileged and not spec.subids:
         # One id is all that exists inside.
         ops = [op._replace(uid=spec.uid, gid=spec.uid) for op in ops]
     return Plan(

@@ -64,6 +64,8 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
     parts += [table.rule("more", nft.verdict(nft.ACCEPT)), table.chain("ok")]
     parts += [table.rule("ok", *where, nft.remember("con4")), table.rule("ok", nft.verdict(0, "more"))]
     parts += [*policy_chains(table), *address_rules(table, policy, own, (V4,)), table.chain("out", nft.OUTPUT, 0)]
+    # To the sandbox itself, which is where refusals go too.
+    parts.append(table.rule("out", *nft.interface_is("lo", output=True), *nft.family_is(V4), nft.verdict(nft.ACCEPT)))
     # Neighbour discovery and its kin; only loopback has IPv6.
     parts.append(table.rule("out", *nft.interface_is("eth0", output=True), *nft.family_is(V6), nft.verdict(nft.DROP)))
     parts += [table.rule("out", nft.verdict(0, name)) for name in ("own", "gone")]

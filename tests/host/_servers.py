@@ -40,7 +40,7 @@ class Server:
 
     def _one(self, connection: socket.socket) -> None:
         with connection:
-            connection.settimeout(20)
+            connection.settimeout(5)
             try:
                 self._serve(connection)
             except OSError as error:
@@ -50,7 +50,7 @@ class Server:
         self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(10)
 
 
 def http(connection: socket.socket) -> None:

@@ -31,6 +31,12 @@ def links() -> set[str]:
     return {line.split(":")[0].strip() for line in open("/proc/net/dev", encoding="ascii").readlines()[2:]}
 
 
+def tables() -> set[str]:
+    with netlink.open_socket(12) as sock:
+        rows = netlink.dump(sock, 10 << 8 | 1, bytes(4))
+    return {netlink.attributes(row[4:])[1].rstrip(b"\0").decode() for row in rows}
+
+
 class Host:
     """A network namespace that stands for the host, and another for the world, joined by a veth pair."""
 
@@ -141,7 +147,7 @@ def test_addresses(host: Host, stack: contextlib.ExitStack) -> None:
     assert rows["203.0.113.5", datagrams.port, "allowed"]["tx_bytes"] == 30
     assert rows["203.0.113.6", web, "denied"]["connections"] == 1
     assert rows["2001:db8::1", web, "denied"]["connections"] == 1
-    assert len(rows) == 6, rows
+    assert len(rows) == 6, list(rows)
 
 
 @on_a_host
@@ -191,7 +197,7 @@ except OSError as e: print(type(e).__name__)
     assert process.communicate("\n", timeout=9)[0] in ("ConnectionResetError\n", "ConnectionRefusedError\n")
     assert box.inside(f"tcp('203.0.113.5', {web})") == "ECONNREFUSED"
     box.session.allow(["203.0.113.6"])
-    assert box.inside(f"tcp('203.0.113.6', {web}, b'', timeout=1)") == "TimeoutError", "connected"
+    assert box.inside(f"tcp('203.0.113.6', {web}, b'x', timeout=1)") == "TimeoutError", "connected"
 
 
 @on_a_host
@@ -204,10 +210,8 @@ def test_nothing_is_left(host: Host, stack: contextlib.ExitStack) -> None:
         with contextlib.ExitStack() as inner:
             Box(inner, gateway, slot, "203.0.113.5")
             assert f"nsbx{slot:x}" in links()
-            with netlink.open_socket(12) as sock:
-                assert nft.sets_of(sock, f"nsbox-{os.getpid()}") == []
-    with netlink.open_socket(12) as sock, pytest.raises(OSError, match="No such file"):
-        nft.counter_value(sock, f"nsbox-{os.getpid()}", "x")
+            assert tables() == {f"nsbox-{os.getpid()}"}
+    assert not tables()
     gateway.loop.ask(lambda: None)
     deadline = time.monotonic() + 5
     while links() != before and time.monotonic() < deadline:
