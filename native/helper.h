@@ -71,8 +71,13 @@ long play_op(struct launch *l, const struct nsb_op *op, int source);
 long enter_root(struct launch *l);
 
 /* net.c */
-struct net_task { char stack[8192] __attribute__((aligned(16))); int running, ns; long err; };
-long net_start(struct net_task *task);
+struct net_task {
+    char stack[32768] __attribute__((aligned(16)));
+    const struct nsb_plan *plan;
+    int control, running, ns;
+    long err;
+};
+long net_start(struct net_task *task, const struct nsb_plan *plan, int control);
 long net_finish(struct net_task *task);
 
 /* privileges.c */

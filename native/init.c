@@ -43,7 +43,7 @@ static void before_identity(struct launch *l, struct net_task *net)
     /* Not by clone3: the root of a cgroup namespace is where its maker is, and only now are we where we belong. */
     done(l, NSB_STAGE_CGROUP, NSB_CALL(__NR_unshare, CLONE_NEWCGROUP));
     if (plan->flags & NSB_NETWORK) {
-        long ret = net_start(net);
+        long ret = net_start(net, plan, l->command.control);
         if (ret < 0)
             die(l, NSB_STAGE_NETWORK, UINT32_MAX, ret);
     }
@@ -55,17 +55,21 @@ static void before_identity(struct launch *l, struct net_task *net)
     done(l, NSB_STAGE_MOUNT, NSB_CALL(__NR_mount_setattr, AT_FDCWD, "/", AT_RECURSIVE, &private, sizeof private));
 }
 
+static void wait_for_go(struct launch *l)
+{
+    struct nsb_msg msg;
+    if (recv_packet(l->command.control, &msg, sizeof msg, 0, 0) < (long)sizeof msg || msg.type != NSB_MSG_GO)
+        nsb_exit(1);
+}
+
 static unsigned wait_for_maps(struct launch *l, int *sources)
 {
     char go;
     unsigned n = NSB_MAX_SOURCES + 1;
     if (recv_packet(l->sync, &go, sizeof go, sources, &n) <= 0)
         nsb_exit(1); /* the zygote has told why */
-    if (l->plan->flags & NSB_MAPS_BY_CALLER) {
-        struct nsb_msg msg;
-        if (recv_packet(l->command.control, &msg, sizeof msg, 0, 0) < (long)sizeof msg || msg.type != NSB_MSG_GO)
-            nsb_exit(1);
-    }
+    if (l->plan->flags & NSB_MAPS_BY_CALLER)
+        wait_for_go(l);
     l->stamps[NSB_STAGE_IDMAP] = nsb_now();
     return n;
 }
@@ -147,6 +151,8 @@ static void give_up_privileges(struct launch *l, struct watcher *w, struct net_t
     done(l, NSB_STAGE_LANDLOCK, restrict_files(l->plan));
     if (l->plan->flags & NSB_NETWORK)
         done(l, NSB_STAGE_NETWORK, net_finish(net));
+    if (l->plan->flags & NSB_NET_WAIT)
+        wait_for_go(l);
     keep_descriptors(l, w);
     done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));

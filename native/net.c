@@ -7,8 +7,12 @@
 #include "helper.h"
 
 #include <linux/futex.h>
+#include <linux/netlink.h>
 
-enum { AF_INET_FAMILY = 2, SOCK_DGRAM_CLOEXEC = 2 | 02000000, IFF_UP_FLAG = 1, IFF_RUNNING_FLAG = 0x40, SET_FLAGS = 0x8914 };
+enum {
+    AF_INET_FAMILY = 2, AF_NETLINK_FAMILY = 16, SOCK_DGRAM_CLOEXEC = 2 | 02000000, SOCK_RAW_CLOEXEC = 3 | 02000000,
+    SOCK_FLAGS = 02000000 | 04000, IFF_UP_FLAG = 1, IFF_RUNNING_FLAG = 0x40, SET_FLAGS = 0x8914
+};
 
 struct flags_request { char name[16]; short flags; char rest[22]; };
 
@@ -32,6 +36,69 @@ static void allow_all_ports(void)
         NSB_CALL(__NR_write, fd, "0", 1);
 }
 
+/* One batch and its answer. The kernel works all of it off before send returns; every message that failed is answered, and
+ * the last one, by its number, in any case. Answers -errno of the first failure (netlink(7)). */
+static long exchange(int sock, const void *batch, size_t size)
+{
+    char buffer[8192] __attribute__((aligned(8)));
+    long n = NSB_CALL(__NR_sendto, sock, batch, size, 0, 0, 0);
+    while (n >= 0) {
+        n = NSB_CALL(__NR_recvfrom, sock, buffer, sizeof buffer, 0, 0, 0);
+        for (long at = 0; at + (long)sizeof(struct nlmsghdr) + 4 <= n;) {
+            const struct nlmsghdr *head = (const void *)(buffer + at);
+            int err = *(const int *)(const void *)(buffer + at + sizeof *head);
+            if (head->nlmsg_type == NLMSG_ERROR && (err || head->nlmsg_seq == NSB_LAST_MESSAGE))
+                return err;
+            if (head->nlmsg_len < sizeof *head)
+                return -EPROTO;
+            at += NLMSG_ALIGN(head->nlmsg_len);
+        }
+    }
+    return n;
+}
+
+static int make_socket(const struct nsb_plan *plan, const struct nsb_socket *s)
+{
+    const struct nsb_sockopt *options = plan_at((struct nsb_plan *)plan, s->options);
+    int sock = (int)NSB_CALL(__NR_socket, s->family, s->type | SOCK_FLAGS, s->protocol);
+    long ret = sock;
+    for (uint32_t i = 0; ret >= 0 && i < s->n_options; i++)
+        ret = NSB_CALL(__NR_setsockopt, sock, options[i].level, options[i].name, &options[i].value, sizeof(int));
+    if (ret >= 0 && s->address_size)
+        ret = NSB_CALL(__NR_bind, sock, plan_at((struct nsb_plan *)plan, s->address), s->address_size);
+    if (ret >= 0 && s->backlog)
+        ret = NSB_CALL(__NR_listen, sock, s->backlog);
+    if (ret >= 0)
+        return sock;
+    nsb_close_fd(&sock);
+    return (int)ret;
+}
+
+/* Sets the namespace up while its only rights are ours, and passes what can change it later to the host side: the payload
+ * never has any. fds: rtnetlink, netfilter, then the plan's sockets. */
+static long furnish(struct net_task *task)
+{
+    const struct nsb_plan *plan = task->plan;
+    const struct nsb_socket *sockets = plan_at((struct nsb_plan *)plan, plan->sockets);
+    const struct nsb_msg msg = {.type = NSB_MSG_NETWORK};
+    int fds[2 + NSB_MAX_SOCKETS];
+    unsigned n = 0;
+    long ret = fds[n++] = (int)NSB_CALL(__NR_socket, AF_NETLINK_FAMILY, SOCK_RAW_CLOEXEC, NETLINK_ROUTE);
+    if (ret >= 0 && plan->n_rtnl)
+        ret = exchange(fds[0], plan_at((struct nsb_plan *)plan, plan->rtnl), plan->n_rtnl);
+    if (ret >= 0)
+        ret = fds[n++] = (int)NSB_CALL(__NR_socket, AF_NETLINK_FAMILY, SOCK_RAW_CLOEXEC, NETLINK_NETFILTER);
+    if (ret >= 0 && plan->n_nft)
+        ret = exchange(fds[1], plan_at((struct nsb_plan *)plan, plan->nft), plan->n_nft);
+    for (uint32_t i = 0; ret >= 0 && i < plan->n_sockets; i++)
+        ret = fds[n++] = make_socket(plan, &sockets[i]);
+    if (ret >= 0)
+        ret = send_packet(task->control, &msg, sizeof msg, fds, n);
+    while (n)
+        nsb_close_fd(&fds[--n]);
+    return ret < 0 ? ret : 0;
+}
+
 static NORETURN void make_namespace(void *argument)
 {
     struct net_task *task = argument;
@@ -41,14 +108,18 @@ static NORETURN void make_namespace(void *argument)
     allow_all_ports();
     if (task->err == 0)
         task->err = task->ns = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (task->err >= 0 && task->plan->n_nft)
+        task->err = furnish(task);
     for (;;)
         NSB_CALL(__NR_exit, 0);
 }
 
 /* Must be called while the host's /proc is still in reach. */
-long net_start(struct net_task *task)
+long net_start(struct net_task *task, const struct nsb_plan *plan, int control)
 {
     const unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
+    task->plan = plan;
+    task->control = control;
     task->running = 1;
     task->ns = -1;
     long ret = nsb_thread(__NR_clone, flags, task->stack + sizeof task->stack, make_namespace, task, &task->running);

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 6, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 7, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
@@ -50,6 +50,7 @@ enum nsb_plan_flags {
     NSB_CGROUP_FD = 8,     /* a descriptor for CLONE_INTO_CGROUP */
     NSB_MAPS_BY_CALLER = 16, /* the embedding process has newuidmap write the maps, then says go on the control socket */
     NSB_SCRATCH_DIR = 32,
+    NSB_NET_WAIT = 128,    /* once NSB_MSG_NETWORK is out, init waits for NSB_MSG_GO */
     NSB_PASS_ROOT = 64     /* with NSB_MSG_STARTED come two descriptors: the root, the scratch file system */
 };
 
@@ -61,6 +62,9 @@ enum nsb_command_flags {
 
 struct nsb_op { uint32_t kind, flags, src, dst, data, mode, uid, gid; uint64_t size, inodes; };
 struct nsb_rlimit { uint32_t resource, unused; uint64_t soft, hard; };
+/* A socket that is made in the network namespace and passed out: options are set in order, then bind(2), listen(2). */
+struct nsb_socket { int32_t family, type, protocol, backlog; uint32_t options, n_options, address, address_size; };
+struct nsb_sockopt { int32_t level, name, value, unused; };
 struct nsb_rule { uint32_t path, unused; uint64_t access; };
 
 /* A program to start: the one of a launch, or a later one of a sandbox that stays (NSB_MSG_RUN), where it opens a blob
@@ -82,6 +86,8 @@ struct nsb_plan {
     uint32_t fault_stage;                    /* for tests: 1 + the stage that goes wrong; 0: none */
     int32_t fault;                           /* the -errno that it answers, or 1: it never comes back */
     uint32_t unused;
+    uint32_t rtnl, n_rtnl, nft, n_nft;       /* netlink batches for the network namespace, in bytes */
+    uint32_t sockets, n_sockets;
     uint64_t scratch_size, scratch_inodes;
     uint64_t landlock_fs, landlock_scoped;   /* handled_access_fs, scoped; both 0: no ruleset */
     struct nsb_command command;
@@ -94,6 +100,7 @@ enum nsb_msg_type {
     NSB_MSG_EXEC_FAILED,  /* init: err */
     NSB_MSG_EXITED,       /* init: the payload's wait status and usage */
     NSB_MSG_ENDED,        /* init: nothing else is left inside; usage of everything */
+    NSB_MSG_NETWORK,      /* init: rtnetlink and netfilter sockets of the network namespace, then the plan's sockets */
     NSB_MSG_KILL = 64,    /* host: kill every process of this sandbox, or of this command, then report */
     NSB_MSG_SIGNAL,       /* host: err is a signal for the payload; with op 1 for every process of the sandbox */
     NSB_MSG_GO,           /* host: the maps are written */

@@ -146,7 +146,7 @@ int nsb_zygote_start(int *pid)
     return ours;
 }
 
-enum { MAX_FDS = 16 };
+enum { MAX_FDS = 24 };
 
 /* One packet with descriptors beside it. */
 static int send_with(int sock, const void *data, size_t size, const int *fds, unsigned n)

@@ -59,6 +59,18 @@ static int array_valid(const struct nsb_plan *plan, uint32_t offset, uint64_t co
                           offset <= plan->size - count * each);
 }
 
+static int sockets_valid(const struct nsb_plan *plan)
+{
+    const struct nsb_socket *s = plan_at((struct nsb_plan *)plan, plan->sockets);
+    if (plan->n_sockets > NSB_MAX_SOCKETS || !array_valid(plan, plan->sockets, plan->n_sockets, sizeof *s))
+        return 0;
+    for (uint32_t i = 0; i < plan->n_sockets; i++)
+        if (!array_valid(plan, s[i].options, s[i].n_options, sizeof(struct nsb_sockopt)) ||
+            !array_valid(plan, s[i].address, s[i].address_size, 1))
+            return 0;
+    return 1;
+}
+
 int plan_valid(const struct nsb_plan *plan, uint64_t size)
 {
     if (size < sizeof *plan + 8 || plan->magic != NSB_MAGIC || plan->layout != NSB_LAYOUT || plan->size != size ||
@@ -67,7 +79,8 @@ int plan_valid(const struct nsb_plan *plan, uint64_t size)
     return array_valid(plan, plan->ops, plan->n_ops, sizeof(struct nsb_op)) &&
            array_valid(plan, plan->rlimits, plan->n_rlimits, sizeof(struct nsb_rlimit)) &&
            array_valid(plan, plan->rules, plan->n_rules, sizeof(struct nsb_rule)) &&
-           array_valid(plan, plan->affinity, plan->n_affinity, 1) &&
+           array_valid(plan, plan->affinity, plan->n_affinity, 1) && array_valid(plan, plan->rtnl, plan->n_rtnl, 1) &&
+           array_valid(plan, plan->nft, plan->n_nft, 1) && sockets_valid(plan) &&
            array_valid(plan, plan->filter, plan->n_filter, 8) && plan->n_filter <= 4096 && plan->n_filter > 0 &&
            command_valid((const char *)plan, size, &plan->command);
 }

@@ -58,6 +58,6 @@ def run(
             watch.error.command = os.fsdecode(argv[0])
         if watch.error is not None:
             raise watch.error
-        return Result(watch, os.urandom(8).hex(), [os.fsdecode(item) for item in argv])
+        return Result(watch, handle.id, [os.fsdecode(item) for item in argv])
     finally:
         handle.close()

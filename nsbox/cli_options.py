@@ -66,7 +66,9 @@ RUN = (
     ),
     *_group(
         "What is possible",
-        ("--net", TEXT, "none|host", "none: loopback only (default); host also wants --allow-host-net"),
+        ("--net", TEXT, "none|filtered|host", "none: loopback only (default); host also wants --allow-host-net"),
+        ("--allow", LIST, "HOST[:PORT][/udp]", "a name, *.name, address or CIDR that may be reached; repeatable"),
+        ("--net-path", TEXT, "auto|veth|gateway", "how filtered egress is carried (auto)"),
         ("--allow-host-net", ON, "", "yes, the host's whole network"),
         ("--seccomp", TEXT, "NAME", "system calls allowed: strict, default or permissive"),
     ),
@@ -118,7 +120,7 @@ HELP = RUN[-1:]
 DOCTOR = (Option("--json", "json", ON, "", "every fact as JSON", "Options", True), *HELP)
 
 # Names that are reserved for what is to come, so that using them is told apart from a slip of the pen.
-_LATER = "allow allow-sensitive apply export log net-path secret secret-env tty"
+_LATER = "allow-sensitive apply export log secret secret-env tty"
 NOT_YET = frozenset(f"--{word}" for word in _LATER.split())
 
 

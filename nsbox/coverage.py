@@ -6,9 +6,10 @@
     coverage.snapshot()             # {"sandboxed": 12, "bare": 1, "percent": 92.3, "origins": [...]}
 
 Python raises audit events (sys.addaudithook, PEP 578) for subprocess, os.exec*, os.spawn*, os.posix_spawn, os.system,
-pty.spawn and ctypes. A hook stays until the process ends, so that ``uninstall`` only makes it do nothing. It sees what
-goes through the interpreter; what an extension module starts in C it does not see, and it is no wall against code that
-means to get past it: such code belongs in a sandbox.
+pty.spawn and ctypes. A hook stays until the process ends, so that ``uninstall`` only makes it do nothing. Children that
+were forked (multiprocessing, os.fork) count for the process that installed it. Not seen is what is started in C: by an
+extension module, or by multiprocessing's ``spawn`` method. And it is no wall against code that means to get past it:
+such code belongs in a sandbox.
 """
 
 import os
@@ -16,23 +17,23 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Collection
+from types import FrameType
 from typing import Any
 
 from nsbox.errors import NsboxError
 
-#: Kinds by the audit event that gives them away. os.spawn* is a fork that the child continues with exec: the parent
-#: sees the former.
+#: Kinds by the audit event that gives them away. os.spawn* is a fork whose child goes on with exec.
 EXECUTIONS = {
     "subprocess.Popen": "subprocess",
     "os.exec": "exec",
     "os.posix_spawn": "posix_spawn",
-    "os.spawn": "spawn",
     "os.system": "system",
     "pty.spawn": "pty",
 }
 LOADS = {"ctypes.dlopen": "dlopen"}
 KINDS = frozenset((*EXECUTIONS.values(), *LOADS.values()))
 MAX_ORIGINS = 1000
+_NAMES = {**EXECUTIONS, **LOADS}
 
 
 class Uncovered(NsboxError, PermissionError):
@@ -40,19 +41,44 @@ class Uncovered(NsboxError, PermissionError):
 
 
 class _State:
+    """Counts of this process, and counters of the kernel (eventfd(2)) by which forked children add theirs."""
+
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.hooked = False
-        self.active = self.enforce = False
+        self.hooked = self.active = self.enforce = self.forked = False
         self.kinds: frozenset[str] = frozenset()
         self.allow: tuple[str, ...] = ()
-        self.reset()
+        self.channels: dict[str, int] = {}
+        self.clear()
 
-    def reset(self) -> None:
-        self.pid = os.getpid()
-        self.sandboxed = self.refused = self.loads = 0
-        self.bare: Counter[str] = Counter()
-        self.origins: Counter[tuple[str, str]] = Counter()
+    def clear(self) -> None:
+        self.lock = threading.RLock()
+        self.executing = False
+        self.counts = Counter[str]()
+        self.origins = Counter[tuple[str, str]]()
+
+    def after_fork(self) -> None:
+        self.forked = True
+        self.clear()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Add to a count, and to the parent's where this is a forked child."""
+        with self.lock:
+            self.counts[name] += count
+        if self.forked and name in self.channels:
+            try:
+                os.eventfd_write(self.channels[name], count)
+            except OSError:  # closed by the child, or full
+                pass
+
+    def collect(self) -> None:
+        """Take over what forked children have counted."""
+        if self.forked:
+            return
+        for name, fd in self.channels.items():
+            try:
+                self.counts[name] += os.eventfd_read(fd)
+            except OSError:  # nothing new
+                pass
 
 
 _state = _State()
@@ -71,9 +97,13 @@ def install(enforce: bool = False, only: Collection[str] | None = None, allow: C
         raise ValueError(f"{sorted(unknown)[0]!r} is no kind of execution; the kinds are {', '.join(sorted(KINDS))}")
     with _state.lock:
         _state.kinds, _state.allow, _state.enforce, _state.active = kinds, tuple(allow), enforce, True
-        if not _state.hooked:
-            sys.addaudithook(_hook)
-            _state.hooked = True
+        if _state.hooked:
+            return
+        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        _state.channels = {name: os.eventfd(0, flags) for name in ("sandboxed", "bare", "refused")}
+        os.register_at_fork(after_in_child=_state.after_fork)
+        sys.addaudithook(_hook)
+        _state.hooked = True
 
 
 def uninstall() -> None:
@@ -84,17 +114,17 @@ def uninstall() -> None:
 def reset() -> None:
     """Begin at zero."""
     with _state.lock:
-        _state.reset()
+        _state.collect()
+        _state.counts.clear()
+        _state.origins.clear()
 
 
 def sandboxed(count: int = 1) -> None:
     """Note executions inside of a sandbox; nsbox calls it for every run."""
-    with _state.lock:
-        _fresh()
-        _state.sandboxed += count
+    _state.add("sandboxed", count)
 
 
-class own:  # noqa: N801 - reads as a word
+class own:
     """What nsbox itself has to start for a sandbox is neither: ``with coverage.own(): …`` on the same thread."""
 
     def __enter__(self) -> None:
@@ -105,28 +135,21 @@ class own:  # noqa: N801 - reads as a word
 
 
 def snapshot() -> dict[str, Any]:
-    """The counts as plain values. ``percent`` is None before anything was executed."""
+    """The counts as plain values. ``percent`` is None before anything was executed.
+
+    In a forked child they are the child's own since the fork, which its parent counts as well: ``reported_by_parent``.
+    """
     with _state.lock:
-        _fresh()
-        bare = sum(_state.bare.values())
-        total = _state.sandboxed + bare
+        _state.collect()
+        counts, total = _state.counts, _state.counts["sandboxed"] + _state.counts["bare"]
         top = sorted(_state.origins.items(), key=lambda item: (-item[1], item[0]))
         return {
-            "process": f"{_state.pid}-{_started()}",
-            "sandboxed": _state.sandboxed,
-            "bare": bare,
-            "loads": _state.loads,
-            "refused": _state.refused,
-            "percent": round(100 * _state.sandboxed / total, 3) if total else None,
-            "kinds": dict(sorted(_state.bare.items())),
+            "process": f"{os.getpid()}-{_started()}",
+            "reported_by_parent": _state.forked,
+            **{name: counts[name] for name in ("sandboxed", "bare", "loads", "refused")},
+            "percent": round(100 * counts["sandboxed"] / total, 3) if total else None,
             "origins": [{"kind": kind, "where": where, "count": count} for (kind, where), count in top[:50]],
         }
-
-
-def _fresh() -> None:
-    # A forked child begins with its parent's counts, which are the parent's to report.
-    if _state.pid != os.getpid():
-        _state.reset()
 
 
 def _started() -> str:
@@ -143,49 +166,57 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     if not _state.active or event not in _NAMES:
         return
     kind = _NAMES[event]
-    if kind not in _state.kinds or getattr(_local, "depth", 0):
+    if kind not in _state.kinds or getattr(_local, "depth", None):
         return
     if kind == "dlopen" and (not args or args[0] is None):  # the program itself, which is loaded already
         return
-    module, where = _origin()
-    if module.partition(".")[0] == "nsbox" or any(module == name or module.startswith(name + ".") for name in _state.allow):
+    module, where, passed = _origin()
+    if any(module == name or module.startswith(name + ".") for name in ("nsbox", *_state.allow)):
         return
-    _note(kind, where)
+    if not _already_counted(kind, passed):
+        _note(kind, where)
     if _state.enforce:
         raise Uncovered(f"{kind} at {where} would execute past the sandbox; use nsbox.run, or allow the module by name")
 
 
-_NAMES = {**EXECUTIONS, **LOADS}
-# Who called is looked for beneath these; they only pass calls on.
+# Modules that only pass a call on: who wanted it stands behind them.
 _PASSING = frozenset(("subprocess", "os", "pty", "ctypes", "asyncio", "multiprocessing", "concurrent", "threading"))
 
 
-def _origin() -> tuple[str, str]:
-    """The module that wanted it, and ``module:line``."""
-    # _getframe raises no audit event of its own that we listen to.
-    frame = sys._getframe(2)
-    first = frame
+def _origin() -> tuple[str, str, list[str]]:
+    """The module that wanted it, ``module:line``, and the modules that passed the call on."""
+    frame: FrameType | None = sys._getframe(2)
+    passed: list[str] = []
+    module = where = "?"
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "?"))
+        where = f"{module}:{frame.f_lineno}"
         if module.partition(".")[0] not in _PASSING:
-            return module, f"{module}:{frame.f_lineno}"
-        if frame.f_back is None:
             break
+        passed.append(module)
         frame = frame.f_back
-    module = str(first.f_globals.get("__name__", "?"))
-    return module, f"{module}:{first.f_lineno}"
+    return module, where, passed
+
+
+def _already_counted(kind: str, passed: list[str]) -> bool:
+    """Whether another event has told of the same execution already.
+
+    Popen comes before its posix_spawn, pty.spawn before its child's exec, and execvp tries the directories of PATH.
+    """
+    if kind == "posix_spawn":
+        return "subprocess" in passed
+    if kind != "exec":
+        return False
+    again, _state.executing = _state.executing, True
+    return again or "pty" in passed
 
 
 def _note(kind: str, where: str) -> None:
-    # Popen raises its own event and then, on some ways, that of posix_spawn or exec: nested ones are the same execution.
+    if kind == "dlopen":
+        _state.add("loads")
+    else:
+        _state.add("refused" if _state.enforce else "bare")
     with _state.lock:
-        _fresh()
-        if kind == "dlopen":
-            _state.loads += 1
-        elif _state.enforce:
-            _state.refused += 1
-        else:
-            _state.bare[kind] += 1
         key = (kind, where)
         if key in _state.origins or len(_state.origins) < MAX_ORIGINS:
             _state.origins[key] += 1

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from nsbox._native import ffi, lib
 from nsbox.errors import SpecError
 from nsbox.plan.compose import Plan
+from nsbox.plan.net import NetPlan
 from nsbox.plan.ops import KINDS, SKELETON
 from nsbox.spec import DEFAULT_PATH
 
@@ -72,7 +73,22 @@ def _affinity(count: int) -> bytes:
     return sum(1 << number for number in chosen).to_bytes(max(chosen) // 64 * 8 + 8, "little")
 
 
-def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "") -> Compiled:
+def _write_network(header: Any, writer: Writer, net: NetPlan) -> None:
+    """The netlink batches and sockets that init makes in the network namespace."""
+    header.rtnl, header.n_rtnl = writer.array(net.rtnl), len(net.rtnl)
+    header.nft, header.n_nft = writer.array(net.nft), len(net.nft)
+    sockets = ffi.new("struct nsb_socket[]", len(net.sockets))
+    for slot, spec in zip(sockets, net.sockets, strict=True):
+        options = ffi.new("struct nsb_sockopt[]", [(level, name, value, 0) for level, name, value in spec.options])
+        slot.family, slot.type, slot.protocol, slot.backlog = spec.family, spec.type, spec.protocol, spec.backlog
+        slot.options, slot.n_options = writer.array(bytes(ffi.buffer(options))), len(spec.options)
+        slot.address, slot.address_size = writer.array(spec.sockaddr()), len(spec.sockaddr())
+    header.sockets, header.n_sockets = writer.array(bytes(ffi.buffer(sockets))), len(net.sockets)
+
+
+def compile_plan(
+    plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "", net: NetPlan | None = None
+) -> Compiled:
     """``program`` is the seccomp filter, ``skeleton`` the prepared directory that stands for SKELETON."""
     writer = Writer(_HEADER)
     header = ffi.new("struct nsb_plan *")
@@ -90,6 +106,8 @@ def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "
     header.rules, header.n_rules = writer.array(bytes(ffi.buffer(rules))), len(plan.landlock.rules)
     header.landlock_fs, header.landlock_scoped = plan.landlock.handled, plan.landlock.scoped
     header.filter, header.n_filter = writer.array(program), len(program) // 8
+    if net is not None:
+        _write_network(header, writer, net)
     if plan.limits.pinned:
         mask = _affinity(plan.limits.pinned)
         header.affinity, header.n_affinity = writer.array(mask), len(mask)
@@ -99,6 +117,7 @@ def compile_plan(plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "
     header.flags = (
         (lib.NSB_HOST_SOURCES if plan.privileged else 0)
         | (lib.NSB_NETWORK if plan.network else 0)
+        | (lib.NSB_NET_WAIT if net is not None else 0)
         | (lib.NSB_SCRATCH_DIR if scratch_dir else 0)
     )
     writer.array(b"")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MEMORY_PERIOD = 0.05  #: seconds between two looks at memory where it is watched
 DISK_PERIOD = 1.0
 CPU_PERIOD = 0.02  #: seconds; the shortest time between two looks at processor time
+FIRST_LOOK = 0.2  #: seconds after the start of a command in a sandbox that stays
 BURST = 0.02  #: seconds of processor time that may be used ahead of one's share
 
 
@@ -34,6 +35,8 @@ class Enforcer:
         now = time.monotonic()
         self._began = now
         self._used = 0.0
+        # A command in a sandbox that stays is charged from its first look on. Most are over before.
+        self._base: float | None = None if handle.is_command else 0.0
         self._stopped_until: float | None = None
         self._processors = len(os.sched_getaffinity(0))
         self._next: dict[str, float] = {}
@@ -41,7 +44,7 @@ class Enforcer:
             if name in plan.watch:
                 self._next[name] = now + first
         if "cpu_time" in plan.watch:
-            self._next["cpu_time"] = now + self._until_cpu_time(0.0)
+            self._next["cpu_time"] = now + (FIRST_LOOK if handle.is_command else self._until_cpu_time(0.0))
 
     def interests(self) -> dict[int, int]:
         """Descriptor → poll events of the cgroup's own news."""
@@ -90,7 +93,10 @@ class Enforcer:
         return measured / 1e6 if measured is not None else watch.sample(self._handle.pid).cpu_s
 
     def _look_at_cpu_time(self, now: float) -> bool:
-        self._used = used = max(self._used, self._cpu_used())
+        now_used = self._cpu_used()
+        if self._base is None:
+            self._base = now_used
+        self._used = used = max(self._used, now_used - self._base)
         self._next["cpu_time"] = now + self._until_cpu_time(used)
         if self._limits.cpu_time is None or used < self._limits.cpu_time:
             return False
@@ -154,7 +160,8 @@ class Enforcer:
         for name in ("memory_peak_bytes", "pids_peak", "io_read_bytes", "io_write_bytes"):
             value = counters[name]
             if value is not None:
-                usage[name] = max(0, value - 1) if name == "pids_peak" else value
+                # One is init. What was in the page cache before is not charged here, but the resident size has it.
+                usage[name] = max(0, value - 1) if name == "pids_peak" else max(value, usage.get(name, 0))
         user, system = counters["cpu_user_us"], counters["cpu_system_us"]
         if user is not None and system is not None and "cpu_user_s" not in usage:
             usage["cpu_user_s"], usage["cpu_system_s"] = user / 1e6, system / 1e6

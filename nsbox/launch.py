@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsbox import _native, janitor, probe
 from nsbox._native import ffi, lib
@@ -24,11 +24,15 @@ from nsbox.plan.filter import cached_filter
 from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.probe import Host
 from nsbox.resources import cgroup, skeleton, subids
-from nsbox.resources.ids import SIZE, IdRanges
+from nsbox.resources.ids import FIRST, SIZE, IdRanges
 from nsbox.spec import Spec
 
 #: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
 fault: tuple[int, int] | None = None
+if TYPE_CHECKING:
+    from nsbox.plan.net import NetPlan, NetPolicy
+    from nsbox.resources.egress import Egress
+
 Argument = str | bytes | os.PathLike[str]
 
 
@@ -44,6 +48,8 @@ class Prepared(NamedTuple):
     plan: Plan
     skeleton: str
     compiled: Compiled
+    policy: "NetPolicy | None" = None  #: for filtered egress
+    net: "NetPlan | None" = None
 
 
 class Handle:
@@ -52,6 +58,7 @@ class Handle:
     is_command = False  #: whether the end of the control socket is the end of all that this stands for
 
     def __init__(self, prepared: Prepared, started_at: float) -> None:
+        self.id = os.urandom(8).hex()
         self.prepared = prepared
         self.started_at = started_at  #: time.monotonic() when the launch was asked for
         self.control = self.pidfd = self.stdout = self.stderr = self.stdin = -1
@@ -60,12 +67,17 @@ class Handle:
         self.cloned_at = 0.0
         self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
         self.cgroup: cgroup.Cgroup | None = None
+        self.egress: Egress | None = None
         self._range: int | None = None
         self._ranges: IdRanges | None = None
 
     def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send init a message; False when nobody is there any more."""
         return self.control >= 0 and lib.nsb_tell(self.control, kind, value, op) >= 0
+
+    def abandon(self) -> None:
+        """End what cannot be watched any more."""
+        self.kill()
 
     def alive(self) -> bool:
         """Whether pid 1 inside still runs."""
@@ -91,7 +103,7 @@ class Handle:
         self.kill()
         for name in ("stdin", "stdout", "stderr", "control"):
             self.close_stream(name)
-        if (self.pidfd, self.cgroup, self._range) != (-1, None, None):
+        if (self.pidfd, self.cgroup, self.egress, self._range) != (-1, None, None, None):
             janitor.later(_GiveBack(self))
 
     def release(self) -> None:
@@ -107,7 +119,9 @@ class Handle:
         if self.cgroup is not None:
             self.cgroup.release()
             tidy(self.prepared.host.state)
-        self._range = self.cgroup = None
+        if self.egress is not None:
+            self.egress.close()
+        self._range = self.cgroup = self.egress = None
 
 
 _launches = itertools.count(1)
@@ -123,32 +137,44 @@ def tidy(state: str) -> None:
 
 
 class CommandHandle(Handle):
-    """A later command in a sandbox that stays. It owns its socket and pipes; the sandbox is its box's."""
+    """A later command in a sandbox that stays. It owns its socket, its pipes and copies of the box's descriptors: the
+    box may be closed by another thread meanwhile."""
 
     is_command = True
 
     def __init__(self, box: Handle) -> None:
         super().__init__(box.prepared, time.monotonic())
         self._box = box
-        self.cgroup = None
         self.pid, self.cloned_at = box.pid, self.started_at
-        self.pidfd, self.scratch_fd = box.pidfd, box.scratch_fd
+        self._asked_again = False
+        self.pidfd = os.dup(box.pidfd)
+        self.scratch_fd = os.dup(box.scratch_fd)
+
+    def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
+        """Send the watcher a message, or init where everything inside is meant."""
+        return self._box.tell(kind, value, op) if op else super().tell(kind, value, op)
 
     def kill(self) -> None:
-        """The watcher was asked and did not answer: the payload has stopped or killed it. Then the whole box goes."""
-        self._box.kill()
+        """The watcher was asked and did not answer: the payload has killed it, or stopped it, which can be mended. If
+        that does not help, the whole box goes."""
+        if self._asked_again or not self._box.tell(lib.NSB_MSG_SIGNAL, signal.SIGCONT, 1):
+            self.abandon()
+        self._asked_again = True
+
+    def abandon(self) -> None:
+        """SIGKILL pid 1 inside, and with it everything."""
+        super().kill()
 
     def close(self) -> None:
-        """Close the socket, at which the watcher ends what is left of the command, and the pipes. Idempotent."""
-        self.pidfd = self.scratch_fd = -1
-        for name in ("stdin", "stdout", "stderr", "control"):
+        """Close the socket, at which the watcher ends what is left of the command, and the rest. Idempotent."""
+        for name in ("stdin", "stdout", "stderr", "control", "pidfd", "scratch_fd"):
             self.close_stream(name)
 
 
 def start_command(box: Handle, what: Command) -> CommandHandle:
     """Have a sandbox's init start a program. Raises SandboxUnavailable when the sandbox has ended."""
-    handle = CommandHandle(box)
     blob = command_blob(what)
+    handle = CommandHandle(box)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
         undo.callback(handle.close)
         fds = _streams(handle, owned, box.host_ids, stdin=bool(what.flags & lib.NSB_STDIN))
@@ -177,10 +203,10 @@ class _GiveBack:
 
     def __init__(self, handle: Handle) -> None:
         self._owner = Handle(handle.prepared, handle.started_at)
-        for name in ("pidfd", "root_fd", "scratch_fd", "cgroup", "_range", "_ranges"):
+        for name in ("pidfd", "root_fd", "scratch_fd", "cgroup", "egress", "_range", "_ranges"):
             setattr(self._owner, name, getattr(handle, name))
         handle.pidfd = handle.root_fd = handle.scratch_fd = -1
-        handle.cgroup = handle._range = None
+        handle.cgroup = handle.egress = handle._range = None
 
     def __call__(self) -> None:
         self._owner.release()
@@ -227,9 +253,15 @@ def _filter(spec: Spec, plan: Plan) -> bytes:
 def _prepare(spec: Spec, host: Host, where: tuple[str, ...]) -> Prepared:
     hierarchy = cgroup.discover(host.state)
     limits: tuple[cgroup.Limit, ...] = ("memory", "pids", "cpu", "io")
-    plan = make_plan(spec, host, {limit: hierarchy.strength(limit) for limit in limits})
+    policy = net = None
+    if spec.net == "filtered":
+        from nsbox.resources import egress
+
+        policy, net = egress.plan(spec.allow, spec.net_path, privileged=host.privileged)
+    plan = make_plan(spec, host, {limit: hierarchy.strength(limit) for limit in limits}, net)
     root = skeleton.ensure(plan.skeleton, host.state)
-    return Prepared(spec, host, plan, root, compile_plan(plan, root, _filter(spec, plan)))
+    compiled = compile_plan(plan, root, _filter(spec, plan), net=net)
+    return Prepared(spec, host, plan, root, compiled, policy, net)
 
 
 def prepare(spec: Spec) -> Prepared:
@@ -380,10 +412,35 @@ def _launch(
         _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ())])
         if ids.maps_by_caller:
             _write_maps(handle)
+        if prepared.net is not None:
+            _connect(handle)
         if handle.cgroup:
             handle.cgroup.joined()
         undo.pop_all()
     return handle
+
+
+def _connect(handle: Handle) -> None:
+    """Filtered egress: take the sockets that init made in its network namespace, serve them, and let init go on."""
+    from nsbox.resources.egress import Egress
+
+    prepared = handle.prepared
+    message, fds = ffi.new("struct nsb_msg *"), ffi.new("int[16]")
+    ret = lib.nsb_receive(handle.control, message, fds, 16)
+    received = [fds[number] for number in range(max(0, ret))]
+    assert prepared.net is not None
+    assert prepared.policy is not None
+    if ret < 0 or message.type != lib.NSB_MSG_NETWORK or len(received) != 2 + len(prepared.net.sockets):
+        for fd in received:
+            os.close(fd)
+        raise failure(prepared, message) if ret >= 0 and message.type == lib.NSB_MSG_FAILED else _vanished()
+    slot = 0 if handle._range is None else (handle._range - FIRST) // SIZE
+    handle.egress = Egress(handle.id, prepared.policy, prepared.net, received, slot)
+    handle.tell(lib.NSB_MSG_GO)
+
+
+def _vanished() -> SandboxUnavailable:
+    return SandboxUnavailable("the sandbox ended while it was set up", remedy="run: nsbox doctor")
 
 
 def _ask(handle: Handle, blob: bytes, fds: Sequence[int]) -> None:

@@ -40,7 +40,8 @@ class Result:
         self.enforced: dict[str, dict[str, str]] = run.handle.prepared.plan.enforced
         self.boundary: dict[str, list[dict[str, Any]]] = {
             "inputs": [{"path": path, "kind": option} for option, path, _ in run.handle.prepared.plan.sources],
-            **{name: [] for name in ("outputs", "destinations", "secrets", "sensitive_mounts")},
+            "destinations": run.handle.egress.record() if run.handle.egress else [],
+            **{name: [] for name in ("outputs", "secrets", "sensitive_mounts")},
         }
 
     @property

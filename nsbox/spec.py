@@ -14,6 +14,7 @@ from nsbox.errors import SpecError
 from nsbox.frozen import frozen
 
 NETWORKS = ("none", "filtered", "host")
+NET_PATHS = ("auto", "veth", "gateway")
 LAYERS = (
     *("user_ns", "mount_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "cgroup_ns", "pivot_root", "overlay", "seccomp"),
     *("landlock", "no_new_privs", "capabilities", "memory", "cpu", "pids", "disk", "io", "egress"),
@@ -168,6 +169,8 @@ class Spec:
     workspace: Bind | None = None
     scratch: str = "tmpfs"
     net: str = "none"
+    net_path: str = "auto"
+    allow: tuple[str, ...] = ()
     allow_host_net: bool = False
     env: Mapping[str, str] = _NOTHING
     cwd: str | None = None
@@ -195,6 +198,9 @@ class Spec:
         if self.workspace is not None:
             put(self, "workspace", Bind.parse("workspace", self.workspace, "/work"))
         put(self, "env", _environment(self.env))
+        put(self, "allow", tuple(str(item) for item in _items("allow", self.allow)))
+        if self.allow and self.net == "none":
+            put(self, "net", "filtered")
         for name in ("require", "degrade"):
             put(self, name, _layers(name, getattr(self, name)))
         put(self, "root", path_text("root", self.root))
@@ -209,6 +215,10 @@ class Spec:
     def _check(self) -> None:
         if self.net not in NETWORKS:
             raise SpecError(f"net: {self.net!r} is not one of {', '.join(NETWORKS)}")
+        if self.net_path not in NET_PATHS:
+            raise SpecError(f"net_path: {self.net_path!r} is not one of {', '.join(NET_PATHS)}")
+        if self.allow and self.net == "host":
+            raise SpecError("allow: net 'host' lets everything through; use net 'filtered' with rules")
         if self.net == "host" and not self.allow_host_net:
             raise SpecError("net: 'host' gives the sandbox the host's whole network; say allow_host_net as well")
         if not isinstance(self.uid, int) or not 0 <= self.uid < 65534:

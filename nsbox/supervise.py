@@ -19,6 +19,8 @@ from nsbox.launch import Handle, failure
 
 CHUNK = 65536
 GRACE = 0.5  #: seconds that init gets to kill and report before it is killed itself
+MAX_ERRNO = 4095
+PIPE_MAX = 1 << 20  #: bytes that a pipe can hold at most, where nobody has raised fs.pipe-max-size
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
@@ -69,6 +71,7 @@ class Run:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         streams: bool = True,
+        tty: bool = False,
     ) -> None:
         self.handle = handle
         self.started = False
@@ -85,16 +88,22 @@ class Run:
         # An int is a descriptor that is read as far as the payload takes it: nothing piles up here.
         self._source = stdin if isinstance(stdin, int) else -1
         self._input = memoryview(b"" if isinstance(stdin, int) or stdin is None else stdin)
+        self._wants_tty = tty
         self._kill_at: float | None = None
         self._ended = self._gone = False
         self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
-        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[2]")
+        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 4)
 
     @property
     def over(self) -> bool:
         """Whether there is nothing more to wait for."""
         drained = self.handle.stdout < 0 and self.handle.stderr < 0
         return self._gone or (self._ended and drained)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sandbox's side has told of the end of everything."""
+        return self._ended
 
     def interests(self) -> dict[int, tuple["Run", str, int]]:
         """Descriptor → what to wait for on it."""
@@ -160,6 +169,10 @@ class Run:
             if stream.cut_at is not None:
                 self.enforcer.hit("output", cap, self.enforcer.hits.get("output", {}).get("count", 0) + 1)
         ended_by = self.enforcer.conclude(self.usage)
+        if self.handle.egress is not None and not self.handle.is_command:
+            self.usage["net_tx_bytes"], self.usage["net_rx_bytes"] = self.handle.egress.end()
+            for hit in self.handle.egress.limits_hit():
+                self.enforcer.hits.setdefault(hit["limit"], hit)
         self.reason = self.reason or ended_by
         return sorted(self.enforcer.hits.values(), key=lambda hit: float(hit["first_at"]))
 
@@ -172,6 +185,8 @@ class Run:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return False
+        except OSError:  # a terminal that nobody inside has open any more: EIO
+            data = b""
         if data:
             getattr(self, name).add(data)
         else:
@@ -205,7 +220,7 @@ class Run:
 
     def _receive(self) -> None:
         message = self._message
-        ret = lib.nsb_receive(self.handle.control, message, self._fds, 2)
+        ret = lib.nsb_receive(self.handle.control, message, self._fds, len(self._fds))
         if ret == -errno.EPIPE:
             self.handle.close_stream("control")
             if self.handle.is_command:
@@ -214,12 +229,14 @@ class Run:
         if ret < 0:
             return
         self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
-        self._take(2 if message.type == lib.NSB_MSG_STARTED and ret == 2 else 0, ret)
+        self._take(message.type == lib.NSB_MSG_STARTED and not self.started, ret)
         self.started = self.started or message.type == lib.NSB_MSG_STARTED
+        if not -MAX_ERRNO <= message.err <= 0:  # from somebody hostile: anything can be in it
+            message.err = -errno.EPROTO
         if message.type == lib.NSB_MSG_FAILED:
             self.error = failure(self.handle.prepared, message)
         elif message.type == lib.NSB_MSG_EXEC_FAILED:
-            self.error = CommandError("", -message.err, message.status)
+            self.error = CommandError("", -message.err, 127 if message.status == 127 else 126)
         elif message.type == lib.NSB_MSG_EXITED:
             self.status, self.ended_at = message.status, time.monotonic()
             self.handle.close_stream("stdin")
@@ -234,24 +251,40 @@ class Run:
                 "io_write_bytes": message.oublock * 512,
             }
 
-    def _take(self, expected: int, got: int) -> None:
-        """Keep the two descriptors of a first NSB_MSG_STARTED; whatever else came along is closed."""
-        if expected == 2 and self.handle.root_fd < 0:
-            self.handle.root_fd, self.handle.scratch_fd = self._fds[0], self._fds[1]
+    def _take(self, first: bool, got: int) -> None:
+        """Keep the descriptors of the first NSB_MSG_STARTED, if they are as many as were asked for: the root and the
+        scratch file system, the master of a terminal. Whatever else came along is closed."""
+        names = [] if self.handle.is_command else ["root_fd", "scratch_fd"]
+        if self._wants_tty:
+            names.append("stdout")
+        fds = [self._fds[number] for number in range(got)]
+        if not first or len(fds) != len(names):
+            for fd in fds:
+                os.close(fd)
             return
-        for number in range(got):
-            os.close(self._fds[number])
+        for name, fd in zip(names, fds, strict=True):
+            self.handle.close_stream(name)
+            setattr(self.handle, name, fd)
+        if self._wants_tty:
+            os.set_blocking(fds[-1], False)
+            self.handle.close_stream("stdin")
+            self.handle.stdin = os.dup(fds[-1])
 
     def _init_gone(self) -> None:
-        """pid 1 is dead, so everything is: take what it has said and what the pipes still hold, without waiting."""
+        """Whoever watches inside is gone: take what it has said and what the pipes still hold, without waiting."""
         while self.handle.control >= 0:
             ready = select.poll()
             ready.register(self.handle.control, select.POLLIN)
             if not ready.poll(0):
                 break
             self._receive()
+        if self.handle.is_command and not self._ended and self.error is None:
+            # A watcher ends only after its tree, unless it was killed from inside. What it left is known to nobody.
+            self.handle.abandon()
         for name in ("stdout", "stderr"):
-            while self._read(name):
+            # Not to the end of file: somebody who lives on may write for ever.
+            most = getattr(self, name).total + PIPE_MAX
+            while getattr(self, name).total < most and self._read(name):
                 pass
         self._gone = True
         self.ended_at = self.ended_at or time.monotonic()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from nsbox.errors import HostError, SpecError
 from nsbox.plan import landlock
 from nsbox.plan.limits import Controllers, LimitPlan, plan_limits, require
+from nsbox.plan.net import NetPlan
 from nsbox.plan.ops import DIRECTORY, IDMAP_OWNER, IDMAP_RANGE, READ_ONLY, RECURSIVE, SKELETON, Op
 from nsbox.probe import Host
 from nsbox.spec import DEFAULT_PATH, Bind, Spec
@@ -29,6 +30,7 @@ class SkeletonSpec(NamedTuple):
     hostname: str
     links: tuple[tuple[str, str], ...]
     places: tuple[str, ...]  #: directories that mounts will need
+    resolv_conf: str
     base: str | None  #: a root file system tree whose passwd and group are kept
 
 
@@ -180,13 +182,11 @@ def _check_host(spec: Spec, host: Host) -> None:
     if host.kernel < (5, 12):
         release = ".".join(map(str, host.kernel))
         raise HostError(f"kernel {release} has no mount_setattr(2)", remedy="use Linux 5.12 or later (6.1 is tested)")
-    if spec.net == "filtered":
-        raise HostError("net: filtered egress is not in this version", remedy="use --net none, the default")
     if spec.subids and host.privileged:
         raise SpecError("subids: root callers have a range of ids anyway; leave it out")
 
 
-def make_plan(spec: Spec, host: Host, controllers: Controllers) -> Plan:
+def make_plan(spec: Spec, host: Host, controllers: Controllers, egress: NetPlan | None = None) -> Plan:
     """Decide what a sandbox of this kind is made of on this host. Raises HostError for a layer that cannot be had."""
     _check_host(spec, host)
     user, home = _home(spec.uid)
@@ -204,6 +204,9 @@ def make_plan(spec: Spec, host: Host, controllers: Controllers) -> Plan:
     rules = landlock.ruleset(host.landlock_abi if confine else 0, ["/", "/dev"] if free else writable)
     limits = plan_limits(spec, controllers, host.processors)
     enforced = _enforced(spec, rules, host) | limits.enforced
+    if egress:
+        how = f"{egress.path}: nftables in the sandbox's own namespace, {len(spec.allow)} rules"
+        enforced["egress"] = {"strength": "kernel", "how": how}
     require(spec, enforced, controllers)
     ops += caller_ops
     if not host.privileged and not spec.subids:
@@ -215,6 +218,7 @@ def make_plan(spec: Spec, host: Host, controllers: Controllers) -> Plan:
             *(user, home, spec.uid, spec.uid, spec.hostname),
             links=host.links if spec.root == "host" else (),
             places=tuple(places),
+            resolv_conf=egress.resolv_conf if egress else "# no network\n",
             base=None if spec.root == "host" else _absolute(spec.root),
         ),
         network=spec.net != "host",

@@ -58,20 +58,18 @@ def _rlimits(limits: Limits, pids_watched: bool) -> tuple[tuple[int, int, int], 
     return tuple((number, value, value) for number, value in wanted if value is not None)
 
 
-def _check(spec: Spec, enforced: Mapping[str, Mapping[str, str]], remedies: Mapping[str, str]) -> None:
+def require(spec: Spec, enforced: Mapping[str, Mapping[str, str]], controllers: Controllers) -> None:
+    """Raises HostError, with the remedy, for a layer that ``spec.require`` wants stronger than it is."""
     for item in spec.require:
         layer, _, strength = item.partition("=")
         have = enforced.get(layer, {"strength": "none", "how": "not in this version"})
         if _RANK[have["strength"]] < _RANK[strength or "watched"]:
+            available, why, remedy = controllers.get(layer, (True, "", ""))
+            how = have["how"] if available else f"{have['how']} ({why})"
             raise HostError(
-                f"{layer}: {strength or 'kernel or watched'} is required; here it is {have['strength']}: {have['how']}",
-                remedy=remedies.get(layer) or "run: nsbox doctor",
+                f"{layer}: {strength or 'kernel or watched'} is required; here it is {have['strength']}: {how}",
+                remedy=remedy or "run: nsbox doctor",
             )
-
-
-def require(spec: Spec, enforced: Mapping[str, Mapping[str, str]], controllers: Controllers) -> None:
-    """Raises HostError, with the remedy, for a layer that ``spec.require`` wants stronger than it is."""
-    _check(spec, enforced, {layer: remedy for layer, (_, _, remedy) in controllers.items()})
 
 
 def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitPlan:

@@ -1,6 +1,6 @@
 """Asks the host's resolvers for a sandbox: UDP from a fresh port for every query, TCP where the answer was cut."""
 
-import secrets
+import os
 import socket
 import struct
 import time
@@ -28,7 +28,7 @@ class _Lookup:
 
     def __init__(self, upstream: "Upstream", name: str, kind: int, done: Done) -> None:
         self._upstream, self._loop, self._done = upstream, upstream.loop, done
-        self._sent = query(secrets.randbits(16), name, kind)
+        self._sent = query(int.from_bytes(os.urandom(2), "big"), name, kind)
         self._server: Server = ("", 0)
         self._servers = [*upstream.servers()] * _ROUNDS
         self._sock: socket.socket | None = None

@@ -31,6 +31,12 @@ def dial_directly(address: Address, port: int) -> tuple[int, tuple[str, int]]:
     return address.family, (str(address), port)
 
 
+def close_all(fds: Mapping[str, int]) -> None:
+    """Close descriptors that nobody has taken over."""
+    for fd in fds.values():
+        os.close(fd)
+
+
 class Gateway:
     """The loop and what all sessions share. ``resolvers``: (address, port) of the upstream ones, default the host's."""
 
@@ -60,15 +66,14 @@ class Gateway:
     ) -> GatewaySession:
         """Serve a sandbox: its packets, or for ``path`` veth only its look-ups and its policy. Raises HostError.
 
-        Owns ``fds`` from here on, also when it raises. Does not wait for the loop, which takes calls in the order they were made.
+        Owns ``fds`` from here on, also when it raises. Does not wait for the loop, which takes calls in their order.
         """
         try:
             if not self.loop.alive:
                 raise HostError("the gateway is closed", remedy="attach to a new one", errno=errno.ESHUTDOWN)
             session = GatewaySession(self, sandbox, policy, log, path)
         except BaseException:
-            for fd in fds.values():
-                os.close(fd)
+            close_all(fds)
             raise
         self.loop.soon(lambda: self._start(session, fds))
         return session

@@ -10,7 +10,8 @@ from nsbox.plan.address import V4, V6, WIDTH, Address, Network
 from nsbox.plan.net import NetPolicy, Rule
 from nsbox.resources import netlink, netrecord, nft
 from nsbox.resources.dns import DnsServer
-from nsbox.resources.gateway_tcp import Listener, Relay
+from nsbox.resources.gateway_accept import Listener
+from nsbox.resources.gateway_tcp import Relay
 from nsbox.resources.gateway_udp import Flow, UdpListener
 from nsbox.resources.netrules import BLOCK, POLICY_CHAINS, TABLE, address_rules
 from nsbox.resources.peek import Peek

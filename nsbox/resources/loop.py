@@ -12,7 +12,6 @@ import select
 import socket
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -167,4 +166,6 @@ class Loop:
         try:
             call()
         except Exception:
+            import traceback
+
             traceback.print_exc()

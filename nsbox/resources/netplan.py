@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
+from nsbox.errors import HostError
 from nsbox.plan.address import V4, V6, Network
 from nsbox.plan.net import NetPlan, NetPolicy, SocketSpec
 from nsbox.resources import netlink, nft
@@ -98,6 +99,20 @@ def _sockets(*, ipv6: bool, udp: bool) -> Iterable[SocketSpec]:
             see6 += ((level, _IPV6_RECVORIGDSTADDR, 1),)
             yield SocketSpec("udp6", V6, datagram, options=see6, address=("::1", PORT))
             yield SocketSpec("raw6", V6, raw, socket.IPPROTO_RAW)
+
+
+def failure(step: str, code: int) -> HostError:
+    """The error for a step inside that failed: ``rtnl``, ``nft``, or the name of a socket."""
+    reason = os.strerror(code)
+    if step == "nft":
+        modules = "nf_tables nft_tproxy nft_reject_inet"
+        text = f"the kernel takes no ruleset for filtered egress: {reason}"
+        return HostError(text, remedy=f"as root run: modprobe -a {modules}, then nsbox doctor", errno=code)
+    if step == "rtnl":
+        text = f"loopback addresses and routes cannot be set in the sandbox: {reason}"
+        return HostError(text, remedy="run: nsbox doctor", errno=code)
+    text = f"the socket {step} of the gateway cannot be made in the sandbox: {reason}"
+    return HostError(text, remedy="run: nsbox doctor; the kernel needs CONFIG_NF_TPROXY_IPV4 and _IPV6", errno=code)
 
 
 @functools.cache

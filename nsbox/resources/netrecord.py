@@ -50,13 +50,14 @@ def refused(sock: socket.socket, names: Names) -> list[dict[str, Any]]:
 
 def routed(sock: socket.socket, names: Names) -> list[dict[str, Any]]:
     """What went through a veth pair; bytes with their IP headers, UDP as one connection. Raises OSError."""
-    new, sent, got = (
+    tried, begun, sent, got = (
         {key: (packets, size) for key, packets, size in nft.counted(sock, TABLE, name)}
-        for name in ("con4", "tx4", "rx4")
+        for name in ("con4", "est4", "tx4", "rx4")
     )
-    found = []
+    found, none = [], (0, 0)
     for key in sent:
         address, port, protocol = _place(key)
-        connections = new.get(key, (0, 0))[0] if protocol == "tcp" else 1
-        found.append(row(address, port, protocol, "allowed", connections, sent[key][1], got.get(key, (0, 0))[1], names))
+        # A SYN may have to be sent again; where none was answered, each counts as a try.
+        connections = (begun.get(key) or tried.get(key, none))[0] if protocol == "tcp" else 1
+        found.append(row(address, port, protocol, "allowed", connections, sent[key][1], got.get(key, none)[1], names))
     return found

@@ -131,6 +131,11 @@ def connection_from_outside() -> tuple[bytes, ...]:
     return (*nft.protocol_is(socket.IPPROTO_TCP), nft.payload(2, 13, 1), nft.mask(_SYN_ACK), nft.compare(_SYN))
 
 
+def connection_accepted() -> tuple[bytes, ...]:
+    """Go on if a TCP packet answers the opening of a connection: SYN and ACK."""
+    return (*nft.protocol_is(socket.IPPROTO_TCP), nft.payload(2, 13, 1), nft.mask(_SYN_ACK), nft.compare(_SYN_ACK))
+
+
 def members(table: Table, chain: str, families: Iterable[int]) -> Iterable[Message]:
     """Addresses that names were resolved to."""
     for family in families:

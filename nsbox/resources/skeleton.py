@@ -85,7 +85,7 @@ def _texts(spec: SkeletonSpec) -> dict[str, str]:
         "etc/group": group,
         "etc/hostname": spec.hostname + "\n",
         "etc/hosts": _HOSTS.format(name=spec.hostname),
-        "etc/resolv.conf": "# no network\n",
+        "etc/resolv.conf": spec.resolv_conf,
         "etc/nsswitch.conf": _NSSWITCH,
     }
 

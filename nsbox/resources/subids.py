@@ -15,10 +15,10 @@ _PROGRAMS = {"uid": "newuidmap", "gid": "newgidmap"}
 
 
 class Range(NamedTuple):
-    """``count`` host ids from ``first`` on."""
+    """``size`` host ids from ``first`` on."""
 
     first: int
-    count: int
+    size: int
 
 
 def parse(text: str, names: tuple[str, ...]) -> Range | None:
@@ -29,7 +29,7 @@ def parse(text: str, names: tuple[str, ...]) -> Range | None:
         first, _, count = numbers.partition(":")
         if owner in names and first.isdigit() and count.isdigit():
             found.append(Range(int(first), int(count)))
-    return max(found, key=lambda item: item.count, default=None)
+    return max(found, key=lambda item: item.size, default=None)
 
 
 def ranges(uid: int) -> tuple[Range, Range]:
@@ -45,7 +45,7 @@ def ranges(uid: int) -> tuple[Range, Range]:
                 found = parse(file.read(), names)
         except OSError:
             found = None
-        if found is None or found.count < 2:
+        if found is None or found.size < 2:
             raise HostError(
                 f"subids: {path} gives no range to {names[0]}",
                 remedy=f"run as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {names[0]}",
@@ -56,8 +56,8 @@ def ranges(uid: int) -> tuple[Range, Range]:
 
 def mapping(inside: int, own: int, extra: Range) -> list[tuple[int, int, int]]:
     """(inside, outside, count) extents: ``own`` at ``inside``, and ``extra`` on the ids before and after it."""
-    before = min(inside, extra.count)
-    after = min(WANTED - inside - 1, extra.count - before)
+    before = min(inside, extra.size)
+    after = min(WANTED - inside - 1, extra.size - before)
     extents = [(0, extra.first, before), (inside, own, 1), (inside + 1, extra.first + before, after)]
     return [extent for extent in extents if extent[2] > 0]
 

@@ -15,7 +15,7 @@ import struct
 import threading
 
 from nsbox.errors import HostError
-from nsbox.plan.address import V4, V6, Network
+from nsbox.plan.address import LOOPBACK, V4, V6, Network
 from nsbox.plan.net import NetPlan, NetPolicy, SocketSpec
 from nsbox.resources import netlink, nft
 from nsbox.resources.netplan import add_address, has_ipv6, link_up, local_default
@@ -25,6 +25,7 @@ from nsbox.resources.netrules import (
     RESOLVER,
     TABLE,
     address_rules,
+    connection_accepted,
     connection_from_outside,
     members,
     no_new_connection,
@@ -43,6 +44,7 @@ _SIOCGSKNS = 0x894C
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_NEWROUTE = 16, 17, 24
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_TXQ, _IFLA_RXQ = 3, 18, 28, 31, 32
 COUNTED = 1024  #: destinations whose traffic is counted each by itself
+COUNTERS = ("con4", "est4", "tx4", "rx4")  # SYNs sent, SYN-ACKs got, packets and bytes each way
 
 
 def addresses(slot: int) -> tuple[str, str]:
@@ -57,7 +59,7 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
     families = (V4, V6) if ipv6 else (V4,)
     key = ("ipv4", "proto", "port")
     parts = [table.create(), table.counter("other"), *sets(table, families), *own_chain(table, families)]
-    parts += [table.set(name, n, key, COUNTED, counted_for=86400) for n, name in enumerate(("con4", "tx4", "rx4"), 40)]
+    parts += [table.set(name, n, key, COUNTED, counted_for=86400) for n, name in enumerate(COUNTERS, 40)]
     parts += refuse_chain(table, families)
     where = nft.destination(V4, port=True)
     parts += [table.chain("more"), table.rule("more", *where, nft.remember("tx4"))]
@@ -78,6 +80,7 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
     parts += [table.rule("in", *nft.interface_is("lo", output=False), nft.verdict(nft.ACCEPT))]
     # What comes in besides was let through by the host's connection tracking; a server inside is never reached.
     parts += [table.rule("in", *connection_from_outside(), nft.verdict(nft.DROP))]
+    parts.append(table.rule("in", *connection_accepted(), *nft.source(V4), nft.remember("est4")))
     for number in (socket.IPPROTO_TCP, socket.IPPROTO_UDP):
         counted = (*nft.protocol_is(number), *nft.source(V4), nft.remember("rx4"))
         parts.append(table.rule("in", *counted, nft.verdict(nft.ACCEPT)))
@@ -166,6 +169,26 @@ def obstacle() -> HostError | None:
             errno=errno.EACCES,
         )
     return None
+
+
+def choose(path: str, policy: NetPolicy, own: tuple[Network, ...], *, privileged: bool) -> str:
+    """``veth`` or ``gateway`` for ``auto``: packets where rules are addresses out in IPv4 and the host forwards.
+
+    Names need the gateway's look into the streams; loopback and the host's own addresses are only reached from it.
+    Raises HostError where ``path`` asks for what cannot be.
+    """
+    near = [*own, *LOOPBACK]
+    if path == "veth":
+        if not privileged:
+            raise HostError("egress by veth needs root", remedy="use --net-path gateway", errno=errno.EPERM)
+        if problem := obstacle():
+            raise problem
+        return path
+    suits = all(
+        rule.network and rule.network.family == V4 and not any(rule.network.within(block) for block in near)
+        for rule in policy.rules
+    )
+    return "veth" if path == "auto" and privileged and policy.rules and suits and not obstacle() else "gateway"
 
 
 class VethHost:

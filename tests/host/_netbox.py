@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -62,6 +63,9 @@ class NetBox:
     """A holder process in its own user and network namespace; ``fds`` are the plan's sockets by name."""
 
     def __init__(self, plan: NetPlan) -> None:
+        with tempfile.NamedTemporaryFile("w", prefix="netbox-", delete=False) as file:
+            file.write(plan.resolv_conf)
+        self._resolv_conf = os.path.realpath(file.name)
         ours, theirs = socket.socketpair()
         uid, gid = os.geteuid(), os.getegid()
         self.pid = os.fork()
@@ -73,6 +77,7 @@ class NetBox:
         if not data.startswith(b"ok "):
             os.waitpid(self.pid, 0)
             ours.close()
+            os.unlink(self._resolv_conf)
             raise RuntimeError(data.decode())
         self.fds = dict(zip(data.decode().split()[1:], fds, strict=True))
         self._control = ours
@@ -102,6 +107,8 @@ class NetBox:
         def enter() -> None:
             setns(user, CLONE_NEWUSER)
             setns(net, CLONE_NEWNET)
+            unshare(CLONE_NEWNS)
+            call(_libc.mount(self._resolv_conf.encode(), b"/etc/resolv.conf", None, 0x1000, None), "bind resolv.conf")
             # Root in there would keep its capabilities over execve(2): drop the bounding set and forbid it.
             for capability in range(64):
                 _libc.prctl(24, capability, 0, 0, 0)
@@ -147,6 +154,7 @@ class NetBox:
             return
         self._control.close()
         os.waitpid(self.pid, 0)
+        os.unlink(self._resolv_conf)
         for fd in self._namespaces:
             os.close(fd)
 

@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -529,3 +530,161 @@ def test_nothing_is_left(world: World) -> None:
         time.sleep(0.05)
     assert before
     assert len(os.listdir("/proc/self/fd")) <= len(before[0])
+
+
+def index_server(connection: socket.socket) -> None:
+    """A package index with one package, pkg 1.0, as a wheel."""
+    import io
+    import zipfile
+
+    head = connection.recv(8192)
+    path = head.split()[1].decode()
+    if path == "/simple/pkg/":
+        kind, body = "text/html", b'<a href="/pkg-1.0-py3-none-any.whl">pkg-1.0-py3-none-any.whl</a>'
+    else:
+        kind, wheel = "application/zip", io.BytesIO()
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("pkg.py", "print('installed')")
+            archive.writestr("pkg-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pkg\nVersion: 1.0\n")
+            archive.writestr(
+                "pkg-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            archive.writestr("pkg-1.0.dist-info/RECORD", "")
+        body = wheel.getvalue()
+    answer = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(answer.encode() + body)
+
+
+def test_programs(world: World, tmp_path: Path) -> None:
+    """curl, pip, git and asyncio, by name, with the C library's resolver."""
+    index = world._kept(Server(index_server))
+    world.zone.records |= {"web.test.": ["web.test. 60 A 203.0.113.5"], "index.test.": ["index.test. 60 A 203.0.113.6"]}
+    world.start(f"web.test:{world.web.port}", f"index.test:{index.port}")
+    code, text = world.box.run(["curl", "-sS", f"http://web.test:{world.web.port}/x"])
+    assert (code, text) == (0, "GET /x HTTP/1.1")
+    started = time.monotonic()
+    code, text = world.box.run(["curl", "-sS", "http://evil.test/"])
+    assert code == 6, text
+    assert time.monotonic() - started < 2, "refused at once, not after a time-out"
+    code, text = world.box.run(["curl", "-sS", f"http://203.0.113.9:{world.web.port}/"])
+    assert code == 7, text
+    pip = [
+        "-m",
+        "pip",
+        "--isolated",
+        "--disable-pip-version-check",
+        "install",
+        "--no-cache-dir",
+        "--target",
+        str(tmp_path),
+    ]
+    where = ["--index-url", f"http://index.test:{index.port}/simple/", "--trusted-host", "index.test"]
+    code, text = world.box.run([sys.executable, *pip, *where, "pkg"], timeout=60)
+    assert code == 0, text
+    assert (tmp_path / "pkg.py").exists()
+    code, text = world.box.run(["git", "ls-remote", "http://evil.test/x.git"])
+    assert code == 128
+    assert "evil.test" in text
+    fetch = f"""
+import asyncio
+async def main():
+    reader, writer = await asyncio.open_connection('web.test', {world.web.port})
+    writer.write(b'GET /y HTTP/1.1\\r\\nHost: web.test\\r\\n\\r\\n')
+    print((await reader.read()).split()[-2:])
+    try: await asyncio.open_connection('evil.test', 80)
+    except OSError as error: print(type(error).__name__)
+asyncio.run(main())
+"""
+    assert world.box.python(fetch).splitlines() == ["[b'/y', b'HTTP/1.1']", "gaierror"]
+    assert world.row(host="web.test", verdict="allowed")["connections"] == 2
+    assert world.row(host="index.test", verdict="allowed")["connections"] == 2
+
+
+def test_git_over_http(world: World, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    subprocess.run([*git, "init", "-q", str(source)], check=True)
+    (source / "file").write_text("content")
+    subprocess.run([*git, "-C", str(source), "add", "."], check=True)
+    subprocess.run([*git, "-C", str(source), "commit", "-qm", "one"], check=True)
+    subprocess.run([*git, "-C", str(source), "update-server-info"], check=True)
+
+    def serve(connection: socket.socket) -> None:
+        path = source / ".git" / connection.recv(8192).split()[1].decode().partition("?")[0].removeprefix("/x.git/")
+        body = path.read_bytes() if path.is_file() else None
+        state = "404 Not Found" if body is None else "200 OK"
+        length = len(body or b"")
+        connection.sendall(
+            f"HTTP/1.1 {state}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n".encode() + (body or b"")
+        )
+
+    server = world._kept(Server(serve))
+    world.zone.records["git.test."] = ["git.test. 60 A 203.0.113.5"]
+    world.start(f"git.test:{server.port}")
+    target = tmp_path / "target"
+    code, text = world.box.run(["git", "clone", "-q", f"http://git.test:{server.port}/x.git", str(target)])
+    assert code == 0, text
+    assert (target / "file").read_text() == "content"
+
+
+def test_thousands_of_connections(world: World) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    world._stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+    count = min(2000, (min(8192, hard) - 200) // 4)
+    world.start("203.0.113.5", limits=EgressLimits(connections=count, rate=None))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    held = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(listener.accept()[0])
+                held[-1].sendall(b"!")
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    code = f"""
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, ({hard}, {hard}))
+held = [socket.create_connection(('203.0.113.5', {listener.getsockname()[1]})) for _ in range({count})]
+print(sum(s.recv(1) == b'!' for s in held))
+"""
+    assert world.box.python(code, timeout=60) == str(count)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    for sock in held:
+        sock.close()
+    assert world.row(address="203.0.113.5")["connections"] == count
+
+
+def test_no_descriptor_left_makes_it_wait_not_spin(world: World) -> None:
+    import resource
+
+    world.start(f"203.0.113.5:{world.web.port}")
+    assert world.inside("1") == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process = world.box.popen(
+        [
+            "python3",
+            "-c",
+            f"{INSIDE}\ninput()\nprint(tcp('203.0.113.5', {world.web.port}, b'GET / HTTP/1.1\\r\\n\\r\\n')[:15])",
+        ],
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdin
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        before = os.times()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(0.5)
+        used = os.times().user - before.user + os.times().system - before.system
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.communicate(timeout=10)[0].strip() == "b'HTTP/1.1 200 OK'"
+    assert used < 0.3
+    assert {entry["limit"] for entry in world.session.limits_hit()} == {"descriptors"}

@@ -119,10 +119,8 @@ def test_page_cache_is_no_reason_to_be_killed(held: set[str], tmp_path: Path) ->
     (tmp_path / "d").mkdir()
     big = tmp_path / "big"
     big.write_bytes(b"x" * 150 * MIB)
-    code = "import shutil; shutil.copyfile('/big', '/d/copy'); print(sum(map(len, open('/d/copy', 'rb'))))"
-    options = {"ro": [(big, "/big")], "rw": [(tmp_path / "d", "/d")]}
-    result = nsbox.run(["sh", "-c", f'cat /big | wc -c; dd if=/big of=/d/copy bs=1M 2>&-; wc -c </d/copy; : {code!r}'],
-                       memory="48M", timeout=60, **options)
+    text = "cat /big | wc -c; dd if=/big of=/d/copy bs=1M 2>&-; wc -c < /d/copy"
+    result = shell(text, memory="48M", timeout=60, ro=[(big, "/big")], rw=[(tmp_path / "d", "/d")])
     assert result.ok, (result.limits_hit, result.stderr)
     assert result.stdout.split() == [b"157286400"] * 2
     assert "memory" not in touched(result)
@@ -148,7 +146,7 @@ def test_kill_9_is_not_out_of_memory() -> None:
     [
         (["node", "-e", "console.log('ok')"], "stdout"),
         (["java", "-version"], "stderr"),
-        (["python3", "-c", "import mmap; m = mmap.mmap(-1, 8 << 30, mmap.MAP_PRIVATE | 0x4020); print('ok')"], "stdout"),
+        (["python3", "-c", "import mmap; m = mmap.mmap(-1, 8 << 30, mmap.MAP_PRIVATE | 0x4020); print(1)"], "stdout"),
     ],
     ids=["node", "java", "mmap"],
 )
@@ -266,11 +264,9 @@ def test_cpu_time_is_summed_over_processes() -> None:
     assert cpu_s(result) == pytest.approx(1, abs=0.35)
 
 
-def test_cpu_time_is_summed_over_threads_and_names_one() -> None:
-    result = nsbox.run(["java", "-version"], cpu_time=20) if shutil.which("java") else None
-    assert result is None or result.ok
+def test_cpu_time_ends_a_single_busy_loop() -> None:
     result = python("while True: pass", cpu_time=1, timeout=20)
-    assert result.reason == "cpu_time"
+    assert (result.reason, touched(result)) == ("cpu_time", {"cpu_time": 1})
     assert cpu_s(result) == pytest.approx(1, abs=0.35)
 
 
@@ -381,10 +377,6 @@ def test_no_core_is_written() -> None:
 def test_a_flood_of_output_is_cut_and_costs_the_caller_nothing() -> None:
     nsbox.run(["true"])
     before = resident()
-    with Sampler(resident) as sizes:
-        result = shell("yes & yes >&2", output="1M", memory="64M", timeout=2)
-    assert (result.reason, result.status) in (("timeout", 124), ("exited", 0))
-    result = None
     with Sampler(resident) as sizes:
         result = shell("yes >&2 & yes", output="1M", memory="64M", timeout=2)
     assert (result.reason, result.status) == ("timeout", 124), result.limits_hit
