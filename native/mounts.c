@@ -328,7 +328,8 @@ static long play_proc(struct launch *l, const struct nsb_op *op)
 }
 
 /* An entry of the proc that was just mounted, by its name there. NSB_RO: it stays, read-only. Else it reads as empty:
- * a file by /dev/null, a directory by the skeleton's /var/empty. An entry that this kernel does not have is no error. */
+ * a file by /dev/null, a directory by the skeleton's /var/empty. An entry that this kernel does not have is no error. An
+ * absolute name is a place in the new root, where a link is never followed: it would leave what it points to uncovered. */
 static long play_mask(struct launch *l, const struct nsb_op *op)
 {
     struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
@@ -340,8 +341,13 @@ static long play_mask(struct launch *l, const struct nsb_op *op)
     if (tree < 0)
         return tree == -ENOENT ? 0 : tree;
     long ret = op->flags & NSB_RO ? NSB_CALL(__NR_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) : 0;
-    if (ret == 0)
-        ret = attach(tree, l->proc, name);
+    if (ret < 0)
+        return ret;
+    if (*name == '/') {
+        OWNED_FD target = open_beneath(l->root, name, O_PATH | O_NOFOLLOW, 0, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS);
+        return target < 0 ? target : attach(tree, target, "");
+    }
+    ret = attach(tree, l->proc, name);
     return ret == -ENOENT ? 0 : ret;
 }
 

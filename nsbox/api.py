@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nsbox.crossing import Crossing, target_of
 from nsbox.errors import CommandError, SpecError
 from nsbox.launch import launch, prepare
 from nsbox.report import Result
@@ -22,6 +23,7 @@ def run(
     env: Mapping[str, str] | None = None,
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
+    log: Any = None,
     **options: Any,
 ) -> Result:
     """Run one command in one fresh sandbox and throw the sandbox away.
@@ -29,8 +31,9 @@ def run(
     ``argv`` is a list, never shell text. ``stdin`` is what the command reads: bytes, text, or a descriptor that is
     passed on as it comes (nothing when None). ``options`` are those of ``Spec``; given with ``spec`` they change a copy
     of it, given with ``profile`` they win over it. A callback gets a stream as it comes, and that stream is then not
-    kept. Raises SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step that failed,
-    CommandError when the command cannot be executed; how the command itself ended is in the Result.
+    kept. ``log`` is where the boundary log goes: a path, a descriptor, a callable, a logger. Raises SpecError for bad
+    input, HostError for a layer that the host lacks, SetupError for a step that failed, CommandError when the command
+    cannot be executed, LogError when the log cannot be written; how the command itself ended is in the Result.
     """
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}
@@ -41,10 +44,14 @@ def run(
     else:
         spec = spec.replace(**options) if spec else Spec.from_dict(options)
     prepared = prepare(spec)
-    limits = spec.limits
+    words = [os.fsdecode(item) for item in argv] if not isinstance(argv, str | bytes) else []
+    crossing = Crossing(prepared, words, target_of(spec, log))
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    handle = launch(prepared, argv, stdin=data is not None)
+    handle = None
     try:
+        handle = launch(prepared, argv, stdin=data is not None, on_network=crossing.on_network)
+        crossing.begin(handle)
+        limits = spec.limits
         watch = Run(
             handle,
             stdin=data,
@@ -55,9 +62,16 @@ def run(
         )
         drive([watch])
         if isinstance(watch.error, CommandError):
-            watch.error.command = os.fsdecode(argv[0])
+            watch.error.command = words[0]
         if watch.error is not None:
             raise watch.error
-        return Result(watch, handle.id, [os.fsdecode(item) for item in argv])
+        result = Result(watch, handle.id, words)
+        crossing.finish(handle, result)
+        return result
+    except BaseException as error:
+        crossing.fail(error)
+        raise
     finally:
-        handle.close()
+        if handle is not None:
+            handle.close()
+        crossing.close()

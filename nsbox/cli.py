@@ -15,6 +15,7 @@ usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]        one fresh sandbox, one c
        nsbox python [OPTIONS] FILE|-|-c CODE [ARG...]   this interpreter and its packages in a fresh sandbox
        nsbox profiles [NAME]                            the shipped profiles, or one of them in full
        nsbox doctor [--json]                            what this host can enforce, and what mends the rest
+       nsbox gc                                         remove what killed processes have left, and say what it was
        nsbox --version
 """
 _EXAMPLES = """
@@ -37,7 +38,7 @@ Runs Python code in a fresh sandbox that is thrown away, with this interpreter a
 itself is shown inside, read-only too; - reads the code from standard input.
 """,
 }
-_LATER = ("shell", "log", "stats", "bench", "selftest", "gc")
+_LATER = ("shell", "log", "stats", "bench", "selftest")
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -121,6 +122,19 @@ def _doctor(arguments: list[str]) -> int:
     return 125 if any(fact.needed and not fact.ok for fact in found) else 0
 
 
+def _gc(arguments: list[str]) -> int:
+    from nsbox.cli_options import HELP, parse
+
+    values, words = parse(arguments, HELP)
+    if values.get("help") or words:
+        _print("usage: nsbox gc\n\nRemoves what killed processes have left, one line for each. Exit status: 0.\n")
+        return 0 if values.get("help") else 125
+    from nsbox import gc
+
+    _print("".join(line + "\n" for line in gc.collect()) or "nothing was left\n")
+    return 0
+
+
 def _version() -> str:
     from nsbox import __version__
 
@@ -132,6 +146,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "python": _python,
     "profiles": _profiles,
     "doctor": _doctor,
+    "gc": _gc,
 }
 
 

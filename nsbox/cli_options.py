@@ -57,6 +57,11 @@ RUN = (
             "DIR[:DST]",
             "copy-on-write view of DIR at DST (/work), and start there; DIR never changes",
         ),
+        ("--export", TEXT, "DIR", "after the run, what changed in the workspace is copied to DIR (new or empty)"),
+        ("--apply", ON, "", "after a run that succeeded, what changed is written back into the workspace's DIR"),
+        ("--allow-trusted", LIST, "PATH", "takes out a changed file that the host would act upon by itself; repeatable"),
+        ("--allow-sensitive", LIST, "PATH", "lets a mount through that the guard refuses; repeatable"),
+        ("--log", TEXT, "FILE", "append the boundary log there, a JSON line for each event"),
         ("--tmpfs", LIST, "DST[:SIZE]", "an empty file system in memory; repeatable"),
         ("--scratch", TEXT, "tmpfs|DIR", "where what is written inside is kept meanwhile (tmpfs, which is memory)"),
         ("--env", PAIR, "NAME=VALUE", "set a variable; nothing of the caller's environment is passed on; repeatable"),
@@ -120,7 +125,7 @@ HELP = RUN[-1:]
 DOCTOR = (Option("--json", "json", ON, "", "every fact as JSON", "Options", True), *HELP)
 
 # Names that are reserved for what is to come, so that using them is told apart from a slip of the pen.
-_LATER = "allow-sensitive apply export log secret secret-env tty"
+_LATER = "secret secret-env tty"
 NOT_YET = frozenset(f"--{word}" for word in _LATER.split())
 
 

@@ -87,7 +87,7 @@ def _write_network(header: Any, writer: Writer, net: NetPlan) -> None:
 
 
 def compile_plan(
-    plan: Plan, skeleton: str, program: bytes, scratch_dir: str = "", net: NetPlan | None = None
+    plan: Plan, skeleton: str, program: bytes, net: NetPlan | None = None
 ) -> Compiled:
     """``program`` is the seccomp filter, ``skeleton`` the prepared directory that stands for SKELETON."""
     writer = Writer(_HEADER)
@@ -112,13 +112,11 @@ def compile_plan(
         mask = _affinity(plan.limits.pinned)
         header.affinity, header.n_affinity = writer.array(mask), len(mask)
     header.staging, header.hostname = writer.string(plan.staging), writer.string(plan.hostname)
-    header.scratch_dir = writer.string(scratch_dir)
     header.scratch_size, header.scratch_inodes = plan.scratch_size, plan.scratch_inodes
     header.flags = (
         (lib.NSB_HOST_SOURCES if plan.privileged else 0)
         | (lib.NSB_NETWORK if plan.network else 0)
         | (lib.NSB_NET_WAIT if net is not None else 0)
-        | (lib.NSB_SCRATCH_DIR if scratch_dir else 0)
     )
     writer.array(b"")
     return Compiled(bytes(ffi.buffer(header)), bytes(writer.body))
@@ -187,9 +185,15 @@ def _finish(header: Any, size: int) -> bytes:
 
 
 def launch_blob(
-    compiled: Compiled, what: Command, ids: Ids, flags: int = 0, fault: tuple[int, int] | None = None
+    compiled: Compiled,
+    what: Command,
+    ids: Ids,
+    flags: int = 0,
+    fault: tuple[int, int] | None = None,
+    scratch_dir: str = "",
 ) -> bytes:
-    """The whole buffer for one launch. ``fault`` breaks it for a test: (stage, -errno; or 1 to hang there)."""
+    """The whole buffer for one launch. ``scratch_dir``: the sandbox's own directory in place of a scratch tmpfs.
+    ``fault`` breaks the launch for a test: (stage, -errno; or 1 to hang there)."""
     writer = Writer(len(compiled.header) + len(compiled.body))
     header = ffi.new("struct nsb_plan *")
     ffi.buffer(header)[:] = compiled.header
@@ -199,8 +203,10 @@ def launch_blob(
     header.flags |= (
         (lib.NSB_SETGROUPS_DENY if ids.deny_setgroups else 0)
         | (lib.NSB_MAPS_BY_CALLER if ids.maps_by_caller else 0)
+        | (lib.NSB_SCRATCH_DIR if scratch_dir else 0)
         | flags
     )
+    header.scratch_dir = writer.string(scratch_dir)
     if fault:
         header.fault_stage, header.fault = fault[0] + 1, fault[1]
     _write_command(header.command, writer, what)

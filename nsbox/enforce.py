@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsbox.resources.cgroup import Cgroup
 
 MEMORY_PERIOD = 0.05  #: seconds between two looks at memory where it is watched
-DISK_PERIOD = 1.0
+DISK_PERIOD = 1.0  #: the longest; a small tree is looked at more often
 CPU_PERIOD = 0.02  #: seconds; the shortest time between two looks at processor time
 FIRST_LOOK = 0.2  #: seconds after the start of a command in a sandbox that stays
 BURST = 0.02  #: seconds of processor time that may be used ahead of one's share
@@ -39,10 +39,14 @@ class Enforcer:
         self._base: float | None = None if handle.is_command else 0.0
         self._stopped_until: float | None = None
         self._processors = len(os.sched_getaffinity(0))
+        self._oom_until = 0.0
+        self._free = watch.free_space(handle.scratch.fd) if handle.scratch else 0  #: bytes beside a scratch directory, at the start
         self._next: dict[str, float] = {}
-        for name, first in (("memory", 0.02), ("cpus", CPU_PERIOD), ("disk", DISK_PERIOD)):
+        for name, first in (("memory", 0.02), ("cpus", CPU_PERIOD), ("disk", 0.05)):
             if name in plan.watch:
                 self._next[name] = now + first
+        if "pids" in plan.watch and "memory" not in plan.watch:
+            self._next["pids"] = now + MEMORY_PERIOD
         if "cpu_time" in plan.watch:
             self._next["cpu_time"] = now + (FIRST_LOOK if handle.is_command else self._until_cpu_time(0.0))
 
@@ -68,10 +72,12 @@ class Enforcer:
         counters = self._cgroup.counters()
         if kind == "pids" and counters["pids_events"]:
             self.hit("pids", self._limits.pids, int(counters["pids_events"]))
-        if kind == "memory" and counters["oom_kills"]:
-            self.hit("memory", self._limits.memory, int(counters["oom_kills"]))
-            return "memory"
-        return None
+        if kind != "memory":
+            return None
+        # Version 1 announces that memory is out before it kills and counts: look again, for as long as that may take.
+        now = time.monotonic()
+        self._oom_until = now + 2
+        return "memory" if self._look_at_oom(now) else None
 
     def on_time(self, now: float) -> str | None:
         """Look at what is due: the limit that has been exceeded, if one has."""
@@ -83,6 +89,16 @@ class Enforcer:
             if getattr(self, f"_look_at_{name}")(now):
                 return name
         return None
+
+    def _look_at_oom(self, now: float) -> bool:
+        assert self._cgroup is not None
+        kills = self._cgroup.counters()["oom_kills"]
+        self._next.pop("oom", None)
+        if kills:
+            self.hit("memory", self._limits.memory, int(kills))
+        elif now < self._oom_until:
+            self._next["oom"] = now + 0.005
+        return bool(kills)
 
     def _until_cpu_time(self, used: float) -> float:
         rate = min(self._processors, self._limits.cpus or self._processors)
@@ -118,12 +134,20 @@ class Enforcer:
             self._handle.tell(lib.NSB_MSG_SIGNAL, signal.SIGSTOP, 1)
         return False
 
+    def _look_at_pids(self, now: float, threads: int | None = None) -> bool:
+        """RLIMIT_NPROC refuses and says nothing of it: being at the limit is all that can be seen."""
+        if threads is None:
+            self._next["pids"] = now + MEMORY_PERIOD
+            threads = watch.sample(self._handle.pid).threads
+        if "pids" in self._plan.watch and self._limits.pids is not None and threads > self._limits.pids:
+            self.hit("pids", self._limits.pids)
+        return False
+
     def _look_at_memory(self, now: float) -> bool:
         self._next["memory"] = now + MEMORY_PERIOD
         limit = self._limits.memory or 0
         seen = watch.sample(self._handle.pid)
-        if self._limits.pids is not None and seen.threads > self._limits.pids:
-            self.hit("pids", self._limits.pids)
+        self._look_at_pids(now, seen.threads)
         scratch = self._scratch()[0]
         hidden = watch.unmapped_memory(seen.processes)
         if seen.resident + scratch + hidden <= limit:
@@ -134,16 +158,23 @@ class Enforcer:
         return True
 
     def _look_at_disk(self, now: float) -> bool:
-        self._next["disk"] = now + DISK_PERIOD
-        if self._limits.disk is None or watch.tree_size(self._handle.scratch_fd) <= self._limits.disk:
-            return False
-        self.hit("disk", self._limits.disk)
-        return True
+        began = time.monotonic()
+        used, over = self._scratch(watch.removed_files(tuple(watch.processes(self._handle.pid))))
+        self._next["disk"] = now + min(DISK_PERIOD, 0.05 + 20 * (time.monotonic() - began))
+        if over:
+            self.hit("disk", self._limits.disk)
+        return over
 
-    def _scratch(self) -> tuple[int, bool]:
-        """(bytes in the scratch file system, whether it is full)."""
-        if self._handle.scratch_fd < 0 or self._handle.prepared.plan.scratch != "tmpfs":
+    def _scratch(self, removed: int = 0) -> tuple[int, bool]:
+        """(bytes in the scratch file system, whether it is full, or a directory over the limit)."""
+        if self._handle.scratch_fd < 0:
             return 0, False
+        if "disk" in self._plan.watch:
+            used, whole = watch.tree_size(self._handle.scratch_fd)
+            if not whole and self._free:
+                # Others may write there as well, but a payload that hides what it writes has to bear with that.
+                used = max(used, self._free - watch.free_space(self._handle.scratch_fd))
+            return used + removed, self._limits.disk is not None and used + removed > self._limits.disk
         status = os.fstatvfs(self._handle.scratch_fd)
         full = status.f_blocks > 0 and (status.f_bfree == 0 or (status.f_files > 0 and status.f_ffree == 0))
         return (status.f_blocks - status.f_bfree) * status.f_frsize, full

@@ -46,12 +46,19 @@ def _entry(name: str, status: os.stat_result) -> Entry:
 
 
 class Files:
-    """File operations beneath ``root`` (an O_PATH descriptor that the owner of this object keeps open)."""
+    """File operations beneath ``root``, an O_PATH descriptor, of which this keeps a copy."""
+
+    _root = -1
 
     def __init__(self, root: int, ids: tuple[int, int] | None, cwd: str) -> None:
-        self._root = root
+        self._root = os.dup(root)
         self._ids = ids
         self._cwd = cwd
+
+    def __del__(self) -> None:
+        # Not earlier: another thread may be in the midst of an operation.
+        if self._root >= 0:
+            os.close(self._root)
 
     @contextlib.contextmanager
     def _as_payload(self) -> Iterator[None]:

@@ -12,24 +12,25 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsbox import _native, janitor, probe
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Compiled, Ids, command, command_blob, compile_plan, launch_blob, waiting
 from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SetupError, SpecError
-from nsbox.plan.compose import Plan, make_plan
+from nsbox.plan.compose import Cover, Plan, make_plan
 from nsbox.plan.filter import cached_filter
 from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.probe import Host
-from nsbox.resources import cgroup, skeleton, subids
+from nsbox.resources import cgroup, scratch, skeleton, subids
 from nsbox.resources.ids import FIRST, SIZE, IdRanges
 from nsbox.spec import Spec
 
 #: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
 fault: tuple[int, int] | None = None
 if TYPE_CHECKING:
+    from nsbox.guard import Verdict
     from nsbox.plan.net import NetPlan, NetPolicy
     from nsbox.resources.egress import Egress
 
@@ -50,6 +51,7 @@ class Prepared(NamedTuple):
     compiled: Compiled
     policy: "NetPolicy | None" = None  #: for filtered egress
     net: "NetPlan | None" = None
+    verdict: "Verdict | None" = None  #: what the guard said of the mounts
 
 
 class Handle:
@@ -68,6 +70,8 @@ class Handle:
         self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
         self.cgroup: cgroup.Cgroup | None = None
         self.egress: Egress | None = None
+        self.on_network: Callable[[str, dict[str, Any]], None] | None = None
+        self.scratch: scratch.Scratch | None = None
         self._range: int | None = None
         self._ranges: IdRanges | None = None
 
@@ -78,6 +82,12 @@ class Handle:
     def abandon(self) -> None:
         """End what cannot be watched any more."""
         self.kill()
+
+    def inside_id(self, host_id: int) -> int:
+        """The id inside of a file that the host sees as owned by ``host_id``."""
+        if self._range is not None and self._range <= host_id < self._range + SIZE:
+            return host_id - self._range
+        return self.prepared.plan.uid if host_id == self.prepared.host.uid else 65534
 
     def alive(self) -> bool:
         """Whether pid 1 inside still runs."""
@@ -103,25 +113,29 @@ class Handle:
         self.kill()
         for name in ("stdin", "stdout", "stderr", "control"):
             self.close_stream(name)
-        if (self.pidfd, self.cgroup, self.egress, self._range) != (-1, None, None, None):
+        if (self.pidfd, self.cgroup, self.egress, self.scratch, self._range) != (-1, None, None, None, None):
             janitor.later(_GiveBack(self))
 
     def release(self) -> None:
-        """Wait, for at most two seconds, until init is gone; then give back its descriptors, ids and cgroup."""
+        """Wait, for at most two seconds, until init is gone; then give back all that it had."""
+        gone = True
         if self.pidfd >= 0:
             waiter = select.poll()
             waiter.register(self.pidfd, select.POLLIN)
-            waiter.poll(2000)
+            gone = bool(waiter.poll(2000))
         for name in ("pidfd", "root_fd", "scratch_fd"):
             self.close_stream(name)
-        if self._range is not None and self._ranges is not None:
+        # What is stuck in the kernel keeps its ids and files for as long as this process lives; a sweep takes the files.
+        if gone and self._range is not None and self._ranges is not None:
             self._ranges.give_back(self._range)
         if self.cgroup is not None:
             self.cgroup.release()
-            tidy(self.prepared.host.state)
         if self.egress is not None:
             self.egress.close()
-        self._range = self.cgroup = self.egress = None
+        if gone and self.scratch is not None:
+            self.scratch.release()
+        self._range = self.cgroup = self.egress = self.scratch = None
+        tidy(self.prepared.host.state)
 
 
 _launches = itertools.count(1)
@@ -131,7 +145,9 @@ def tidy(state: str) -> None:
     """Between launches, off their path: collect what the dead left, once; make groups ahead, for those who go on."""
     number = next(_launches)
     if number == 1:
-        cgroup.sweep(state)
+        from nsbox.resources import sweep
+
+        sweep.sweep(state)
     else:
         cgroup.discover(state).refill()
 
@@ -203,10 +219,10 @@ class _GiveBack:
 
     def __init__(self, handle: Handle) -> None:
         self._owner = Handle(handle.prepared, handle.started_at)
-        for name in ("pidfd", "root_fd", "scratch_fd", "cgroup", "egress", "_range", "_ranges"):
+        for name in ("pidfd", "root_fd", "scratch_fd", "cgroup", "egress", "scratch", "_range", "_ranges"):
             setattr(self._owner, name, getattr(handle, name))
         handle.pidfd = handle.root_fd = handle.scratch_fd = -1
-        handle.cgroup = handle.egress = handle._range = None
+        handle.cgroup = handle.egress = handle.scratch = handle._range = None
 
     def __call__(self) -> None:
         self._owner.release()
@@ -235,7 +251,7 @@ def _id_ranges(state: str) -> IdRanges:
 
 
 def _check_sources(plan: Plan) -> None:
-    for option, path, written in plan.sources:
+    for option, path, written, _ in plan.sources:
         try:
             os.stat(path)
         except OSError as error:
@@ -250,7 +266,7 @@ def _filter(spec: Spec, plan: Plan) -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _prepare(spec: Spec, host: Host, where: tuple[str, ...]) -> Prepared:
+def _prepare(spec: Spec, host: Host, where: tuple[str, ...], verdict: "Verdict | None") -> Prepared:
     hierarchy = cgroup.discover(host.state)
     limits: tuple[cgroup.Limit, ...] = ("memory", "pids", "cpu", "io")
     policy = net = None
@@ -258,10 +274,24 @@ def _prepare(spec: Spec, host: Host, where: tuple[str, ...]) -> Prepared:
         from nsbox.resources import egress
 
         policy, net = egress.plan(spec.allow, spec.net_path, privileged=host.privileged)
-    plan = make_plan(spec, host, {limit: hierarchy.strength(limit) for limit in limits}, net)
+    masks = verdict.masks if verdict else ()
+    covers = [Cover(mask.option, mask.source, mask.relative, mask.directory) for mask in masks]
+    plan = make_plan(spec, host, {limit: hierarchy.strength(limit) for limit in limits}, net, covers)
     root = skeleton.ensure(plan.skeleton, host.state)
     compiled = compile_plan(plan, root, _filter(spec, plan), net=net)
-    return Prepared(spec, host, plan, root, compiled, policy, net)
+    return Prepared(spec, host, plan, root, compiled, policy, net, verdict)
+
+
+def _guard(spec: Spec, host: Host) -> "Verdict":
+    """Ask the guard about every mount, each time: what lies in a directory changes. Raises SpecError for a refusal."""
+    from nsbox import guard
+
+    binds = [(option, os.path.realpath(path), option == "rw") for option, path in spec.mounts()]
+    allow = {os.path.realpath(path) for path in spec.allow_sensitive}
+    verdict = guard.check(binds, allow, guard.facts(host.state))
+    if verdict.refusals:
+        raise SpecError(str(verdict.refusals[0]))
+    return verdict
 
 
 def prepare(spec: Spec) -> Prepared:
@@ -273,10 +303,11 @@ def prepare(spec: Spec) -> Prepared:
         where = (*map(os.path.realpath, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
     except OSError as error:
         raise SpecError(f"mounts: {error.filename!r} changed while it was looked at: {error.strerror}") from None
-    prepared = _prepare(spec, host, where)
+    verdict = _guard(spec, host) if paths else None
+    prepared = _prepare(spec, host, where, verdict)
     if not os.path.isdir(prepared.skeleton):
         _prepare.cache_clear()
-        prepared = _prepare(spec, host, where)
+        prepared = _prepare(spec, host, where, verdict)
     _check_sources(prepared.plan)
     return prepared
 
@@ -388,8 +419,10 @@ def _launch(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     stdin: bool = False,
+    on_network: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Handle:
     handle = Handle(prepared, time.monotonic())
+    handle.on_network = on_network
     plan = prepared.plan
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
         undo.callback(handle.close)
@@ -406,7 +439,10 @@ def _launch(
         environment = plan.env if env is None else env
         what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv else waiting(len(join))
         passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
-        blob = launch_blob(prepared.compiled, what, ids, passed, fault)
+        if plan.scratch != "tmpfs":
+            handle.scratch = scratch.Scratch(plan.scratch, prepared.host.state, handle._range)
+        where = handle.scratch.path if handle.scratch else ""
+        blob = launch_blob(prepared.compiled, what, ids, passed, fault, where)
         handle.host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         fds = _streams(handle, owned, handle.host_ids, stdin=stdin)
         _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ())])
@@ -435,7 +471,7 @@ def _connect(handle: Handle) -> None:
             os.close(fd)
         raise failure(prepared, message) if ret >= 0 and message.type == lib.NSB_MSG_FAILED else _vanished()
     slot = 0 if handle._range is None else (handle._range - FIRST) // SIZE
-    handle.egress = Egress(handle.id, prepared.policy, prepared.net, received, slot)
+    handle.egress = Egress(handle.id, prepared.policy, prepared.net, received, slot, handle.on_network)
     handle.tell(lib.NSB_MSG_GO)
 
 

@@ -40,6 +40,12 @@ class RunFacts:
         self.sensitive = self.delivered = self.found = 0
         self.limits: Counter[str] = Counter()
 
+    def overstayed(self) -> bool:
+        """Whether it existed longer than allowed, the time for ending it aside."""
+        if self.lifetime is None or self.max_lifetime is None:
+            return False
+        return self.lifetime > self.max_lifetime * 1.05 + 1
+
 
 class Collected:
     """All that the KPIs are made of. ``kpis`` makes them; the page with graphs looks at the rest as well."""
@@ -63,7 +69,7 @@ class Collected:
             self.lines += 1
             try:
                 self.take(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 self.unreadable += 1
         return self
 
@@ -101,17 +107,17 @@ class Collected:
         run.lifetime, run.reason = lifetime, str(event["reason"])
 
     def limit(self, event: dict[str, Any]) -> None:
-        self.run(event).limits[str(event["limit"])] += int(event.get("count", 1))
+        name, count = str(event["limit"]), int(event.get("count", 1))
+        self.run(event).limits[name] += count
 
     def deliver(self, event: dict[str, Any]) -> None:
         self.run(event).delivered += 1
 
     def connect(self, event: dict[str, Any]) -> None:
         key = (str(event.get("host") or event["address"]), int(event["port"]), str(event["protocol"]))
-        seen = self.destinations.setdefault(key, Counter())
-        seen[str(event["verdict"])] += int(event.get("connections", 1))
-        seen["tx_bytes"] += int(event.get("tx_bytes", 0))
-        seen["rx_bytes"] += int(event.get("rx_bytes", 0))
+        new = Counter({str(event["verdict"]): int(event.get("connections", 1))})
+        new += Counter({name: int(event.get(name, 0)) for name in ("tx_bytes", "rx_bytes")})
+        self.destinations.setdefault(key, Counter()).update(new)
 
     def output(self, event: dict[str, Any]) -> None:
         self.leaks += len(event.get("secrets") or ())
@@ -179,9 +185,6 @@ def compute(found: Collected) -> dict[str, Any]:
     runs = list(found.runs.values())
     lifetimes = sorted(run.lifetime for run in runs if run.lifetime is not None)
     executed = found.executions["sandboxed"] + found.executions["bare"]
-    overstayed = [
-        run for run in runs if run.lifetime and run.max_lifetime and run.lifetime > run.max_lifetime * 1.05 + 1
-    ]
     return {
         "schema": SCHEMA,
         "first": found.first or None,
@@ -194,7 +197,7 @@ def compute(found: Collected) -> dict[str, Any]:
             "p50": percentile(lifetimes, 50),
             "p95": percentile(lifetimes, 95),
             "max": lifetimes[-1] if lifetimes else None,
-            "overstayed": len(overstayed),
+            "overstayed": sum(run.overstayed() for run in runs),
         },
         "limit_hits": _limit_hits(runs),
         "open_egress": sum(run.open for run in runs),

@@ -10,15 +10,17 @@ from nsbox.metrics import SLOWEST, Collected, RunFacts, compute, percentile, sha
 
 BUCKETS, WIDTH, HEIGHT = 48, 460, 120
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1c2230;--soft:#667085;--line:#d0d5dd;--mark:#2563eb;--bad:#b42318;--page:#fff}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--soft:#98a2b3;--line:#344054;--mark:#7aa2ff;--bad:#ff8a7a;--page:#10141c}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:2rem auto;max-width:62rem;padding:0 1rem}
+:root{color-scheme:light dark;--ink:#1c2230;--soft:#667085;--line:#d0d5dd;--mark:#2563eb;--page:#fff}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ef;--soft:#98a2b3;--line:#344054;--mark:#7aa2ff;--page:#10141c}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page)}
+body{margin:2rem auto;max-width:62rem;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem}p{color:var(--soft);margin:.2rem 0}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1rem;margin-top:1.5rem}
 .card{border:1px solid var(--line);border-radius:.5rem;padding:1rem}.card b{font-size:1.6rem;display:block}
 svg{width:100%;height:auto;display:block;margin-top:.5rem}svg text{fill:var(--soft);font-size:11px}
-table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid var(--line);
-overflow-wrap:anywhere;vertical-align:top}td.n,th.n{text-align:right;white-space:nowrap}.bad{color:var(--bad)}
+table{border-collapse:collapse;width:100%}
+td,th{text-align:left;padding:.3rem .6rem .3rem 0;border-bottom:1px solid var(--line)}
+td{overflow-wrap:anywhere;vertical-align:top}td.n,th.n{text-align:right;white-space:nowrap}
 """
 _Points = Sequence[float | None]
 
@@ -135,8 +137,8 @@ def _graph(name: str, points: _Points, times: _Times, unit: str) -> str:
     begin, end = (datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M") for at in (times.begin, times.end))
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(name)} over time">'
-        f'<line x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}" stroke="var(--line)"/>'
-        f'<line x1="{left}" x2="{right}" y1="{bottom - height}" y2="{bottom - height}" stroke="var(--line)" stroke-dasharray="3"/>'
+        f'<path d="M{left},{bottom}H{right}" stroke="var(--line)"/>'
+        f'<path d="M{left},{bottom - height}H{right}" stroke="var(--line)" stroke-dasharray="3"/>'
         f'<path d="{path}" fill="none" stroke="var(--mark)" stroke-width="1.5"/>{dots}'
         f'<text x="{left}" y="11">{top:.3g}{_text(unit)}</text><text x="{left}" y="{HEIGHT - 4}">{begin}</text>'
         f'<text x="{right}" y="{HEIGHT - 4}" text-anchor="end">{end}</text></svg>'
@@ -172,12 +174,12 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = list(rows)
     if not lines:
         return "<p>none</p>"
-    last = len(titles) - 1
+    numeric = [isinstance(value, int) or titles[number] == "seconds" for number, value in enumerate(lines[0])]
 
     def cell(tag: str, number: int, value: object) -> str:
-        numeric = isinstance(value, int) or (number == last and titles[-1] == "seconds")
-        return f"<{tag}{' class="n"' if numeric else ''}>{_text(value)}</{tag}>"
+        kind = ' class="n"' if numeric[number] else ""
+        return f"<{tag}{kind}>{_text(value)}</{tag}>"
 
-    head = "".join(f"<th>{_text(title)}</th>" for title in titles)
-    body = "".join(f"<tr>{''.join(cell('td', n, value) for n, value in enumerate(row))}</tr>" for row in lines)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    head = "".join(cell("th", number, title) for number, title in enumerate(titles))
+    body = ["".join(cell("td", number, value) for number, value in enumerate(row)) for row in lines]
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in body)}</table>"

@@ -21,8 +21,11 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {found['unreadable_lines']} lines could not be read"
     yield ""
     executions, percent = found["executions"], found["sandboxed_percent"]
-    known = f"{percent:g} % ({executions['sandboxed']} inside, {executions['bare']} past the sandboxes)"
-    yield _line("sandboxed_percent", "unknown: call nsbox.coverage.install()" if percent is None else known)
+    if percent is None:
+        yield _line("sandboxed_percent", "unknown: call nsbox.coverage.install()")
+    else:
+        inside, past = executions["sandboxed"], executions["bare"]
+        yield _line("sandboxed_percent", f"{percent:g} % ({inside} inside, {past} past the sandboxes)")
     lifetime = found["lifetime_seconds"]
     values = ", ".join(f"{name} {_seconds(lifetime[name])}" for name in ("p50", "p95", "max"))
     yield _line("lifetime_seconds", f"{values}; {lifetime['overstayed']} longer than allowed")
@@ -54,7 +57,7 @@ def _seconds(value: float | None) -> str:
 def prometheus(found: dict[str, Any]) -> bytes:
     """The KPIs in the exposition format. Raises HostError where prometheus-client is not installed."""
     try:
-        from prometheus_client import CollectorRegistry, Gauge, generate_latest
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise HostError("prometheus-client is not installed", remedy="run: pip install 'nsbox[prometheus]'") from None
     registry = CollectorRegistry()

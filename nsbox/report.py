@@ -10,6 +10,7 @@ from nsbox.errors import CommandFailed, LimitExceeded, TimeoutExceeded
 from nsbox.supervise import Run
 
 SCHEMA = 1
+_MODES = {"rw": "rw", "workspace": "cow"}
 REASONS = ("exited", "signaled", "timeout", "cpu_time", "memory", "pids", "disk", "output", "cancelled", "error")
 _USAGE = (
     *("cpu_user_s", "cpu_system_s", "memory_peak_bytes", "pids_peak", "disk_used_bytes"),
@@ -38,10 +39,15 @@ class Result:
         self.steps = _steps(run.stamps)  #: microseconds from one set-up stage's end to the next, as measured in C
         self.usage: dict[str, float | int | None] = {name: run.usage.get(name) for name in _USAGE}
         self.enforced: dict[str, dict[str, str]] = run.handle.prepared.plan.enforced
+        verdict = run.handle.prepared.verdict
         self.boundary: dict[str, list[dict[str, Any]]] = {
-            "inputs": [{"path": path, "kind": option} for option, path, _ in run.handle.prepared.plan.sources],
+            "inputs": [
+                {"path": source.path, "kind": source.option, "mode": _MODES.get(source.option, "ro")}
+                for source in run.handle.prepared.plan.sources
+            ],
             "destinations": run.handle.egress.record() if run.handle.egress else [],
-            **{name: [] for name in ("outputs", "secrets", "sensitive_mounts")},
+            "sensitive_mounts": [item._asdict() for item in verdict.let_through] if verdict else [],
+            **{name: [] for name in ("outputs", "secrets")},
         }
 
     @property

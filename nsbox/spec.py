@@ -176,6 +176,11 @@ class Spec:
     cwd: str | None = None
     hostname: str = "nsbox"
     uid: int = 1000
+    allow_sensitive: tuple[str, ...] = ()
+    export: str | None = None
+    apply: bool = False
+    allow_trusted: tuple[str, ...] = ()
+    log: str | None = None
     subids: bool = False
     landlock: bool = True
     require: tuple[str, ...] = ()
@@ -198,6 +203,11 @@ class Spec:
         if self.workspace is not None:
             put(self, "workspace", Bind.parse("workspace", self.workspace, "/work"))
         put(self, "env", _environment(self.env))
+        for name in ("allow_sensitive", "allow_trusted"):
+            put(self, name, tuple(path_text(name, item) for item in _items(name, getattr(self, name))))
+        for name in ("export", "log"):
+            if getattr(self, name) is not None:
+                put(self, name, path_text(name, getattr(self, name)))
         put(self, "allow", tuple(str(item) for item in _items("allow", self.allow)))
         if self.allow and self.net == "none":
             put(self, "net", "filtered")
@@ -215,6 +225,10 @@ class Spec:
     def _check(self) -> None:
         if self.net not in NETWORKS:
             raise SpecError(f"net: {self.net!r} is not one of {', '.join(NETWORKS)}")
+        if self.workspace is None and (self.export or self.apply):
+            raise SpecError(
+                f"{'export' if self.export else 'apply'}: there is nothing to take out; give a workspace as well"
+            )
         if self.net_path not in NET_PATHS:
             raise SpecError(f"net_path: {self.net_path!r} is not one of {', '.join(NET_PATHS)}")
         if self.allow and self.net == "host":
@@ -246,6 +260,12 @@ class Spec:
         return hash(
             tuple(frozenset(v.items()) if isinstance(v, Mapping) else v for v in map(self.__getattribute__, _ORDER))
         )
+
+    def mounts(self) -> tuple[tuple[str, str], ...]:
+        """(option, host path) of everything of the host that is shown inside."""
+        found = [("root", self.root)] if self.root != "host" else []
+        found += [("ro", bind.source) for bind in self.ro] + [("rw", bind.source) for bind in self.rw]
+        return (*found, *((("workspace", self.workspace.source),) if self.workspace else ()))
 
     def host_paths(self) -> tuple[str, ...]:
         """Every host path that the Spec names."""

@@ -34,6 +34,12 @@ class Stream:
         self._cap = cap
         self._callback = callback
 
+    def divert(self, callback: Callable[[bytes], object]) -> None:
+        """Hand all that was kept, and all that comes, to ``callback``."""
+        kept, self.chunks, self._callback = self.chunks, [], callback
+        for chunk in kept:
+            callback(chunk)
+
     def add(self, data: bytes) -> None:
         """Take what was read."""
         self.total += len(data)
@@ -290,25 +296,32 @@ class Run:
         self.ended_at = self.ended_at or time.monotonic()
 
 
+def turn(runs: Iterable[Run], limit: float | None = None) -> None:
+    """Wait until something happens to one of them, or until ``limit`` (time.monotonic()), and act on it."""
+    poll, owners = select.poll(), {}
+    times = [] if limit is None else [limit]
+    for run in runs:
+        for fd, (owner, name, events) in run.interests().items():
+            poll.register(fd, events)
+            owners[fd] = (owner, name)
+        at = run.next_time()
+        times += [] if at is None else [at]
+    pause = None if not times else max(0.0, min(times) - time.monotonic()) * 1000 + 0.5
+    with contextlib.suppress(InterruptedError):
+        # pidfd last: what init has said and written comes before the news of its end.
+        ready = sorted(poll.poll(pause), key=lambda item: owners[item[0]][1] == "pidfd")
+        for fd, _ in ready:
+            owner, name = owners[fd]
+            owner.on_event(name, fd)
+    now = time.monotonic()
+    for run in runs:
+        run.on_time(now)
+
+
 def drive(runs: Iterable[Run], until: Callable[[], bool] | None = None) -> None:
-    """Watch all of them until each is over, or ``until`` says so. Whatever is raised meanwhile (KeyboardInterrupt) leaves them running; the
-    caller closes the handles."""
+    """Watch all of them until each is over, or ``until`` says so. Whatever is raised meanwhile (KeyboardInterrupt)
+    leaves them running; the caller closes the handles."""
     waiting = [run for run in runs if not run.over]
     while waiting and not (until and until()):
-        poll, owners = select.poll(), {}
-        for run in waiting:
-            for fd, (owner, name, events) in run.interests().items():
-                poll.register(fd, events)
-                owners[fd] = (owner, name)
-        times = [t for t in (run.next_time() for run in waiting) if t is not None]
-        pause = None if not times else max(0.0, min(times) - time.monotonic()) * 1000 + 0.5
-        with contextlib.suppress(InterruptedError):
-            # pidfd last: what init has said and written comes before the news of its end.
-            ready = sorted(poll.poll(pause), key=lambda item: owners[item[0]][1] == "pidfd")
-            for fd, _ in ready:
-                owner, name = owners[fd]
-                owner.on_event(name, fd)
-        now = time.monotonic()
-        for run in waiting:
-            run.on_time(now)
+        turn(waiting)
         waiting = [run for run in waiting if not run.over]

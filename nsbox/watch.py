@@ -7,11 +7,13 @@ which is no error.
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MAX_PENDING = 256  #: descriptors of directories that are still to be looked into
 
 
 class Sample(NamedTuple):
@@ -99,18 +101,48 @@ def unmapped_memory(pids: tuple[int, ...]) -> int:
     return sum(seen.values())
 
 
-def tree_size(folder: int, budget: int = 200_000) -> int:
-    """Bytes allocated below a directory descriptor, links not followed; stops counting after ``budget`` entries."""
+def removed_files(pids: tuple[int, ...]) -> int:
+    """Bytes of files that have no name any more and are held by descriptor: on disk, but in no directory."""
+    seen: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{number}"
+                with contextlib.suppress(OSError):
+                    status = os.stat(path)
+                    if status.st_nlink or not stat.S_ISREG(status.st_mode):
+                        continue
+                    if not os.readlink(path).startswith("/memfd:"):
+                        seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(seen.values())
+
+
+def tree_size(folder: int, budget: int = 200_000) -> tuple[int, bool]:
+    """Bytes allocated below a directory descriptor, links not followed, and whether that is all of it: it stops
+    counting after ``budget`` entries, and cannot enter what the payload has closed to its own user."""
+    whole = True
     total, pending = 0, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)]
     while pending:
         fd = pending.pop()
-        with contextlib.suppress(OSError), os.scandir(fd) as entries:
+        with os.scandir(fd) as entries:
             for entry in entries:
                 budget -= 1
-                with contextlib.suppress(OSError):
+                try:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if budget > 0 and entry.is_dir(follow_symlinks=False):
+                    if entry.is_dir(follow_symlinks=False) and budget > 0 and len(pending) < _MAX_PENDING:
                         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                         pending.append(os.open(entry.name, flags, dir_fd=fd))
+                    elif entry.is_dir(follow_symlinks=False):
+                        whole = False
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    whole = False
         os.close(fd)
-    return total
+    return total, whole
+
+
+def free_space(fd: int) -> int:
+    """Bytes that are free on a descriptor's file system."""
+    status = os.fstatvfs(fd)
+    return status.f_bfree * status.f_frsize

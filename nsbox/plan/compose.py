@@ -1,6 +1,7 @@
 """(Spec, Host) → Plan: everything a launch will do, decided before anything is done. Pure: no file is looked at."""
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from nsbox.errors import HostError, SpecError
@@ -34,6 +35,24 @@ class SkeletonSpec(NamedTuple):
     base: str | None  #: a root file system tree whose passwd and group are kept
 
 
+class Cover(NamedTuple):
+    """Something inside of a mount that is covered by an empty file or directory."""
+
+    option: str
+    source: str  #: canonical host path of the mount
+    relative: str
+    directory: bool
+
+
+class Source(NamedTuple):
+    """Something of the host that is shown inside."""
+
+    option: str
+    path: str  #: canonical
+    written: str  #: as the caller wrote it
+    target: str
+
+
 class Plan(NamedTuple):
     """What will be done. ``enforced`` tells, layer by layer, how strong it is and by what."""
 
@@ -54,7 +73,7 @@ class Plan(NamedTuple):
     staging: str
     privileged: bool
     enforced: dict[str, dict[str, str]]
-    sources: tuple[tuple[str, str, str], ...]  #: (option, canonical host path, as written) that must exist
+    sources: tuple[Source, ...]  #: that must exist
 
     def describe(self) -> list[str]:
         """One line per operation, in order."""
@@ -109,15 +128,16 @@ def _target(bind: Bind, option: str) -> str:
     return target
 
 
-def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str, str]]]:
+def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[Source]]:
     """The caller's own mounts, parents before what lies beneath them."""
-    ops, sources = [], []
+    ops: list[list[Op]] = []
+    sources: list[Source] = []
     layer = 1 if spec.root == "host" else 2
     owner = IDMAP_OWNER if host.privileged else 0
     for option, binds, flags in (("ro", spec.ro, READ_ONLY | RECURSIVE | owner), ("rw", spec.rw, RECURSIVE | owner)):
         for bind in binds:
             source = _absolute(bind.source)
-            sources.append((option, source, bind.source))
+            sources.append(Source(option, source, bind.source, _target(bind, option)))
             ops.append([Op("bind", src=source, dst=_target(bind, option), flags=flags)])
     for number, tmpfs in enumerate(spec.tmpfs, 1):
         # Without a size of its own it is a directory of the scratch file system, under the disk limit with all else.
@@ -125,7 +145,7 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[tuple[str, str, 
         ops.append([Op(kind, dst=tmpfs.target, size=size, inodes=_inodes(tmpfs.size or 0), uid=spec.uid, gid=spec.uid)])
     if spec.workspace:
         source, target = _absolute(spec.workspace.source), _target(spec.workspace, "workspace")
-        sources.append(("workspace", source, spec.workspace.source))
+        sources.append(Source("workspace", source, spec.workspace.source, target))
         lower = Op("lower", src=source, flags=READ_ONLY | owner)
         overlay = Op("overlay", dst=target, data=f"l{layer}", size=1, uid=spec.uid, gid=spec.uid)
         ops.append([lower, overlay])
@@ -184,9 +204,29 @@ def _check_host(spec: Spec, host: Host) -> None:
         raise HostError(f"kernel {release} has no mount_setattr(2)", remedy="use Linux 5.12 or later (6.1 is tested)")
     if spec.subids and host.privileged:
         raise SpecError("subids: root callers have a range of ids anyway; leave it out")
+    if spec.subids and spec.scratch != "tmpfs":
+        raise SpecError(
+            "subids: files of subordinate ids in a scratch directory could not be removed; use scratch=tmpfs"
+        )
 
 
-def make_plan(spec: Spec, host: Host, controllers: Controllers, egress: NetPlan | None = None) -> Plan:
+def _cover_ops(covers: Iterable[Cover], sources: Iterable[Source]) -> list[Op]:
+    """Masks over credentials that lie in what is mounted, wherever it was mounted."""
+    places = {(source.option, source.path): source.target for source in sources}
+    return [
+        Op("mask", dst=f"{places[cover.option, cover.source].rstrip('/')}/{cover.relative}", flags=flags)
+        for cover in covers
+        for flags in (DIRECTORY if cover.directory else 0,)
+    ]
+
+
+def make_plan(
+    spec: Spec,
+    host: Host,
+    controllers: Controllers,
+    egress: NetPlan | None = None,
+    covers: Iterable[Cover] = (),
+) -> Plan:
     """Decide what a sandbox of this kind is made of on this host. Raises HostError for a layer that cannot be had."""
     _check_host(spec, host)
     user, home = _home(spec.uid)
@@ -194,7 +234,7 @@ def make_plan(spec: Spec, host: Host, controllers: Controllers, egress: NetPlan 
     ops = _root_ops(spec, host, places) + _system_ops(host)
     caller_ops, sources = _caller_ops(spec, host)
     if spec.root != "host":
-        sources.insert(0, ("root", _absolute(spec.root), spec.root))
+        sources.insert(0, Source("root", _absolute(spec.root), spec.root, "/"))
     work = str(spec.workspace.target) if spec.workspace else None
     writable = [home, "/tmp", "/var/tmp", "/run", "/dev", "/proc"]
     writable += [op.dst for op in caller_ops if op.dst and not op.flags & READ_ONLY]
@@ -208,7 +248,7 @@ def make_plan(spec: Spec, host: Host, controllers: Controllers, egress: NetPlan 
         how = f"{egress.path}: nftables in the sandbox's own namespace, {len(spec.allow)} rules"
         enforced["egress"] = {"strength": "kernel", "how": how}
     require(spec, enforced, controllers)
-    ops += caller_ops
+    ops += caller_ops + _cover_ops(covers, sources)
     if not host.privileged and not spec.subids:
         # One id is all that exists inside.
         ops = [op._replace(uid=spec.uid, gid=spec.uid) for op in ops]
@@ -230,7 +270,7 @@ def make_plan(spec: Spec, host: Host, controllers: Controllers, egress: NetPlan 
         limits=limits,
         landlock=rules,
         seccomp=spec.seccomp,
-        scratch=spec.scratch,
+        scratch=spec.scratch if spec.scratch == "tmpfs" else _absolute(spec.scratch),
         scratch_size=limits.scratch_size,
         scratch_inodes=_inodes(limits.scratch_size),
         staging=host.state,

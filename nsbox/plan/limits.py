@@ -5,7 +5,7 @@ the kernel. What could not be had by the kernel comes with the reason and the re
 silence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from nsbox.errors import HostError
@@ -46,14 +46,16 @@ _WATCHED = {
 }
 
 
-def _rlimits(limits: Limits, pids_watched: bool) -> tuple[tuple[int, int, int], ...]:
+def _rlimits(limits: Limits, watch: Collection[str]) -> tuple[tuple[int, int, int], ...]:
+    # Between two looks at a watched disk, one file alone cannot grow beyond the limit on all of them.
+    sizes = [limits.file_size, limits.disk if "disk" in watch else None]
     wanted: list[tuple[int, int | None]] = [
         (RLIMIT_CORE, 0),
         (RLIMIT_NOFILE, limits.files),
-        (RLIMIT_FSIZE, limits.file_size),
+        (RLIMIT_FSIZE, min((size for size in sizes if size is not None), default=None)),
         # One process alone cannot go far beyond the limit on all of them together, even if nobody watches.
         (RLIMIT_CPU, None if limits.cpu_time is None else math.ceil(limits.cpu_time) + 1),
-        (RLIMIT_NPROC, limits.pids + _INIT_AND_WATCHER if pids_watched and limits.pids else None),
+        (RLIMIT_NPROC, limits.pids + _INIT_AND_WATCHER if "pids" in watch and limits.pids else None),
     ]
     return tuple((number, value, value) for number, value in wanted if value is not None)
 
@@ -102,7 +104,10 @@ def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitP
         enforced["disk"] = {"strength": "none", "how": "unlimited, as asked for"}
     else:
         watch.add("disk")
-        enforced["disk"] = {"strength": "watched", "how": "size of the scratch directory, looked at every second"}
+        enforced["disk"] = {
+            "strength": "watched",
+            "how": "size of the scratch directory and of files removed from it, looked at every second",
+        }
     enforced["io"] = {"strength": "none", "how": "no limit asked for"}
     pids = by_kernel.get("pids")
     # What lies in a tmpfs is memory. A cgroup counts it as such; where there is none, the size of the tmpfs is the
@@ -115,7 +120,7 @@ def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitP
         watch=frozenset(watch),
         pinned=pinned if pinned < processors else 0,
         scratch_size=min((size for size in sizes if size is not None), default=0),
-        rlimits=_rlimits(limits, "pids" in watch),
+        rlimits=_rlimits(limits, watch),
         enforced=enforced,
         warnings=tuple(warnings),
     )

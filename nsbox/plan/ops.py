@@ -36,7 +36,7 @@ class Op(NamedTuple):
             "scratch": f"scratch directory on {self.dst}",
             "proc": f"proc on {self.dst}",
             "dev": f"devices on {self.dst}",
-            "mask": f"/proc/{self.dst} {'read-only' if self.flags & READ_ONLY else 'masked'}",
+            "mask": f"{self.dst if self.dst.startswith('/') else '/proc/' + self.dst} {'read-only' if self.flags & READ_ONLY else 'masked'}",
             "upper": f"directory {self.dst} in the upper layer",
             "dir": f"directory {self.dst}",
             "file": f"file {self.dst}",

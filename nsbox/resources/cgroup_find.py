@@ -9,6 +9,7 @@ from typing import NamedTuple
 from nsbox.resources import cgroup_fs as fs
 from nsbox.resources import cgroup_v1 as v1
 from nsbox.resources import cgroup_v2 as v2
+from nsbox.resources import owned
 from nsbox.resources.cgroup_nest import LIMITS, PARENT, V1_NAME, Limit, owner_is_gone
 
 _SCOPE = "systemd-run --user --scope -p Delegate=yes"
@@ -122,23 +123,9 @@ def _in_a_shell(command: str) -> str:
 def remember(state: str, parents: Iterable[str]) -> list[str]:
     """Add to the list of directories that a sweep visits, and answer all that still exist.
 
-    A user's delegated groups are other ones in each session: where this process may make groups says nothing about
-    where a former one did.
+    A user's delegated groups are other ones in each session.
     """
-    try:
-        fd = os.open(os.path.join(state, "cgroups"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return [*parents]
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        old = os.fsdecode(os.read(fd, 1 << 20)).split("\n")[:-1]
-        new = [path for path in dict.fromkeys([*old, *parents]) if os.path.isdir(os.path.dirname(path))]
-        if new != old:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, os.fsencode("".join(path + "\n" for path in new)), 0)
-        return new
-    finally:
-        os.close(fd)
+    return owned.remember(state, "cgroups", parents, lambda path: os.path.isdir(os.path.dirname(path)))
 
 
 def sweep_places(state: str, found: Found) -> list[str]:

@@ -53,7 +53,7 @@ def start_time(pid: int | str) -> str:
     return "" if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
-def _owner_name() -> str:
+def owner_name() -> str:
     """The mark of this process: its pid and start time, which together are never reused."""
     return f"{os.getpid()}-{start_time('self')}"
 
@@ -74,7 +74,7 @@ class Nest:
     def __init__(self, base: str, enable: Callable[[str], None] | None = None) -> None:
         self.base = base
         self.parent_path = os.path.join(base, PARENT)
-        self.path = os.path.join(self.parent_path, _owner_name())
+        self.path = os.path.join(self.parent_path, owner_name())
         self.fd = -1
         self._enable = enable or (lambda _: None)
         self.live: set[str] = set()  #: names of the groups that are not removed yet

@@ -1,8 +1,11 @@
 """The host's own network: its addresses, its gateways, whether it has a way out. Asked anew every few seconds."""
 
+import os
 import socket
 import struct
 import time
+from collections.abc import Callable
+from typing import Any
 
 from nsbox.plan.address import V4, V6, WIDTH, Network
 from nsbox.resources import netlink
@@ -12,8 +15,17 @@ _AGE_S = 5.0
 _IFA_ADDRESS, _IFA_LOCAL, _RTA_GATEWAY = 1, 2, 5
 _ELSEWHERE = {V4: "198.41.0.4", V6: "2001:503:ba3e::2:30"}  # a root server; nothing is sent there
 
-_networks: tuple[float, tuple[Network, ...]] = (-_AGE_S, ())
-_routes: dict[int, tuple[float, bool]] = {}
+_known: dict[str, tuple[float, int, Any]] = {}
+
+
+def _cached(what: str, ask: Callable[[], Any]) -> Any:
+    """The answer of a moment ago, if the caller is still in the same network namespace."""
+    here = os.stat("/proc/thread-self/ns/net").st_ino
+    asked_at, where, answer = _known.get(what, (0.0, 0, None))
+    if where != here or time.monotonic() - asked_at > _AGE_S:
+        answer = ask()
+        _known[what] = (time.monotonic(), here, answer)
+    return answer
 
 
 def _read_networks() -> tuple[Network, ...]:
@@ -21,8 +33,7 @@ def _read_networks() -> tuple[Network, ...]:
     with netlink.open_socket(0) as sock:
         for body in netlink.dump(sock, _RTM_GETADDR, struct.pack("=BBBBI", 0, 0, 0, 0, 0)):
             known = netlink.attributes(body[8:])
-            raw = known.get(_IFA_LOCAL) or known.get(_IFA_ADDRESS, b"")
-            found.update(_single(raw))
+            found.update(_single(known.get(_IFA_LOCAL) or known.get(_IFA_ADDRESS, b"")))
         for family in (V4, V6):
             for body in netlink.dump(sock, _RTM_GETROUTE, struct.pack("=BBBBBBBBI", family, *bytes(8))):
                 found.update(_single(netlink.attributes(body[12:]).get(_RTA_GATEWAY, b"")))
@@ -36,18 +47,13 @@ def _single(raw: bytes) -> list[Network]:
 
 def own_networks() -> tuple[Network, ...]:
     """The host's addresses and the gateways of its routes, each as a block of one. Raises HostError, OSError."""
-    global _networks
-    if time.monotonic() - _networks[0] > _AGE_S:
-        _networks = (time.monotonic(), _read_networks())
-    return _networks[1]
+    found: tuple[Network, ...] = _cached("networks", _read_networks)
+    return found
 
 
 def has_route(family: int) -> bool:
     """Whether the host has a route to the rest of the world."""
-    known = _routes.get(family)
-    if known is None or time.monotonic() - known[0] > _AGE_S:
-        known = _routes[family] = (time.monotonic(), _try(family))
-    return known[1]
+    return bool(_cached(f"route{family}", lambda: _try(family)))
 
 
 def _try(family: int) -> bool:

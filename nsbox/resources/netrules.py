@@ -16,7 +16,7 @@ from nsbox.resources.nft import Message, Table
 # is a random one (RFC 4193).
 HERE4, RESOLVER, OURS4 = "192.0.0.2", "192.0.0.1", "192.0.0.0/29"
 HERE6, OURS6 = "fd6e:7362:78aa::2", "fd6e:7362:78aa::/64"
-PORT = 940  #: of the listeners; below 1024, where payloads do not bind
+PORT = 65533  #: of the listeners; above what connect(2) chooses from, and nobody's well-known port
 TABLE = "nsbox"
 SET_SIZE, SEEN_SIZE = 1024, 256
 # 198.19.0.0/16 of RFC 2544, which is nobody's destination: a /31 for each sandbox with a pair

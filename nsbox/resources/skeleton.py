@@ -13,13 +13,15 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Iterator
 
 from nsbox.plan.compose import SkeletonSpec
-from nsbox.resources import ofd
+from nsbox.resources import ofd, owned
 
 VERSION = 5
 MAX_FILE = 4 << 20
 MAX_AGE = 86400.0  #: seconds that an unused skeleton is kept
+DRAFT = ".draft-"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -225,20 +227,35 @@ def _byte(path: str) -> int:
     return int(path[-24:][:14], 16)
 
 
+@contextlib.contextmanager
+def _draft(state: str) -> Iterator[str]:
+    """The path of a directory of this process, gone with the block, or swept when the process is killed in it."""
+    parent = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = -1
+    try:
+        name, fd = owned.make(parent, DRAFT)
+        try:
+            yield f"{state}/{name}"
+        finally:
+            owned.remove(parent, name)
+    finally:
+        for one in (fd, parent):
+            if one >= 0:
+                os.close(one)
+
+
 def collect(state: str, older_than: float = MAX_AGE) -> list[str]:
-    """Remove skeletons that nobody uses and nobody used for ``older_than`` seconds, and drafts left by the killed."""
-    removed = []
+    """Remove skeletons that nobody uses and nobody used for ``older_than`` seconds, and drafts left by the killed.
+    Answers the paths of what was removed."""
+    removed = owned.sweep(state, DRAFT, lambda uid: uid == os.geteuid())
     file = ofd.open_file(os.path.join(state, "users"))
     try:
         for name in os.listdir(state):
             path = os.path.join(state, name)
-            old = name.startswith(("skeleton-", ".draft-")) and time.time() - os.lstat(path).st_mtime >= older_than
-            if old and (name.startswith(".draft-") or ofd.lock(file, fcntl.F_WRLCK, _byte(path))):
-                doomed = path if name.startswith(".draft-") else os.path.join(state, f".draft-{name}.{os.getpid()}")
-                os.rename(path, doomed)
-                import shutil
-
-                shutil.rmtree(doomed, ignore_errors=True)
+            old = name.startswith("skeleton-") and time.time() - os.lstat(path).st_mtime >= older_than
+            if old and ofd.lock(file, fcntl.F_WRLCK, _byte(path)):
+                with _draft(state) as draft:
+                    os.rename(path, f"{draft}/old")
                 removed.append(path)
     except FileNotFoundError:
         pass  # somebody else collects
@@ -260,17 +277,10 @@ def ensure(spec: SkeletonSpec, state: str) -> str:
         _users = _users or _Users(state)
         if not _users.hold(path):
             collect(state)
-            import tempfile
-
-            draft = tempfile.mkdtemp(prefix=".draft-", dir=state)
-            try:
-                _make(spec, texts, entries, draft)
+            with _draft(state) as draft:
+                _make(spec, texts, entries, f"{draft}/new")
                 with contextlib.suppress(OSError):  # somebody else was faster
-                    os.rename(draft, path)
-            finally:
-                import shutil
-
-                shutil.rmtree(draft, ignore_errors=True)
+                    os.rename(f"{draft}/new", path)
         if not os.path.isdir(path):
             raise FileNotFoundError(errno.ENOENT, "the skeleton cannot be made", path)
     return path

@@ -51,7 +51,7 @@ chain rules {
     ip6 daddr 2001:db8::1 tcp dport 443 jump ok
 }
 chain host {
-    ip daddr 127.0.0.1 tcp dport 8080 tproxy ip to 127.0.0.1:940 accept
+    ip daddr 127.0.0.1 tcp dport 8080 tproxy ip to 127.0.0.1:65533 accept
 }
 chain out {
     type filter hook output priority filter; policy drop;
@@ -69,10 +69,10 @@ chain pre {
     type filter hook prerouting priority mangle; policy drop;
     jump host
     jump own
-    meta nfproto ipv4 meta l4proto tcp tproxy ip to 127.0.0.1:940 accept
-    meta nfproto ipv4 meta l4proto udp tproxy ip to 127.0.0.1:940 accept
-    meta nfproto ipv6 meta l4proto tcp tproxy ip6 to [::1]:940 accept
-    meta nfproto ipv6 meta l4proto udp tproxy ip6 to [::1]:940 accept
+    meta nfproto ipv4 meta l4proto tcp tproxy ip to 127.0.0.1:65533 accept
+    meta nfproto ipv4 meta l4proto udp tproxy ip to 127.0.0.1:65533 accept
+    meta nfproto ipv6 meta l4proto tcp tproxy ip6 to [::1]:65533 accept
+    meta nfproto ipv6 meta l4proto udp tproxy ip6 to [::1]:65533 accept
 }
 """
 

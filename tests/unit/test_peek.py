@@ -149,6 +149,7 @@ def test_no_bytes_break_it(data: bytes) -> None:
     assert peek(b"GET / HTTP/1.1\r\n" + data).kind in ("more", "http")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the name callback decodes
 @given(st.integers(0, 600), st.binary(min_size=1, max_size=4))
 def test_no_change_of_a_hello_breaks_it(at: int, new: bytes) -> None:
     hello = client_hello("pypi.org")
