@@ -164,9 +164,9 @@ static int open_terminal(int *slave)
 static void tell_started(struct watcher *w, int master)
 {
     struct nsb_msg msg = {.type = NSB_MSG_STARTED, .pid = (int)w->payload};
-    int fds[3];
+    int fds[4];
     unsigned n = 0;
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < 3; i++)
         if (w->pass[i] >= 0)
             fds[n++] = w->pass[i];
     if (master >= 0)
@@ -177,7 +177,7 @@ static void tell_started(struct watcher *w, int master)
     send_packet(w->command->control, &msg, sizeof msg, fds, n);
     while (n)
         nsb_close(fds[--n]);
-    w->pass[0] = w->pass[1] = -1;
+    w->pass[0] = w->pass[1] = w->pass[2] = -1;
 }
 
 void start_command(struct watcher *w)
@@ -287,7 +287,7 @@ static void read_signals(struct watcher *w)
 /* In the forked watcher of a later command. */
 static NORETURN void watch_later(struct watcher *init, struct command *c)
 {
-    struct watcher w = {.command = c, .life = -1, .signals = -1, .null = init->null, .pass = {-1, -1}, .payload = -1};
+    struct watcher w = {.command = c, .life = -1, .signals = -1, .null = init->null, .pass = {-1, -1, -1}, .payload = -1};
     int keep[6 + NSB_MAX_JOIN] = {c->control, c->input, c->output, c->error, w.null, -1};
     for (uint32_t i = 0; i < c->n_join; i++)
         keep[6 + i] = c->join[i];

@@ -28,6 +28,7 @@ struct launch {
     int cgroup;
     int staging;             /* O_PATH of the directory that the scratch file system is stacked on */
     int scratch, root, dev, proc;
+    int secrets;             /* the pipe, then a writable mount of the ramfs for the host side */
     uint32_t layer;          /* number of the next lower layer */
     uint32_t n_own;          /* mounts that we made: missing places may be made there, nowhere else */
     uint64_t own[40];
@@ -38,7 +39,7 @@ struct launch {
 struct watcher {
     struct command *command;
     int is_init, life, signals, null;
-    int pass[2];             /* descriptors that go with NSB_MSG_STARTED, or -1 */
+    int pass[3];             /* descriptors that go with NSB_MSG_STARTED, or -1 */
     long payload;
     const uint64_t *stamps;
 };

@@ -138,9 +138,11 @@ static void keep_descriptors(struct launch *l, struct watcher *w)
     if (l->plan->flags & NSB_PASS_ROOT) {
         w->pass[0] = l->root;
         w->pass[1] = l->scratch;
+        w->pass[2] = l->secrets;
     }
     const struct command *c = &l->command;
-    const int keep[] = {c->control, c->input, c->output, c->error, l->life, w->signals, w->null, w->pass[0], w->pass[1]};
+    const int keep[] = {c->control, c->input, c->output, c->error, l->life, w->signals, w->null,
+                        w->pass[0], w->pass[1], w->pass[2]};
     close_others(keep, sizeof keep / sizeof *keep);
 }
 
@@ -168,7 +170,7 @@ NORETURN void init_main(struct launch *l)
     int sources[NSB_MAX_SOURCES + 1];
     const struct nsb_plan *plan = l->plan;
     struct net_task net;
-    struct watcher w = {.command = &l->command, .is_init = 1, .life = l->life, .signals = -1, .null = -1, .pass = {-1, -1},
+    struct watcher w = {.command = &l->command, .is_init = 1, .life = l->life, .signals = -1, .null = -1, .pass = {-1, -1, -1},
                         .payload = -1, .stamps = l->stamps};
     before_identity(l, &net);
     unsigned n = wait_for_maps(l, sources);

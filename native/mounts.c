@@ -321,6 +321,71 @@ static long play_tmpfs(struct launch *l, const struct nsb_op *op)
     return ret < 0 ? ret : attach_own(l, tree, plan_string(l->plan, op->dst));
 }
 
+static long read_exactly(int fd, void *to, size_t size)
+{
+    char *p = to;
+    while (size) {
+        long n = NSB_CALL(__NR_read, fd, p, size);
+        if (n <= 0)
+            return n < 0 ? n : -EPIPE;
+        p += n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+/* One secret from the pipe into a file. Answers 1, or 0 at the end of the pipe. */
+static long play_secret(int pipe, int tree, const struct nsb_op *op)
+{
+    struct nsb_secret head;
+    char name[256], part[4096];
+    long ret = NSB_CALL(__NR_read, pipe, &head, sizeof head);
+    if (ret == 0)
+        return 0;
+    if (ret != sizeof head || head.name_size == 0 || head.name_size >= sizeof name)
+        return ret < 0 ? ret : -EPROTO;
+    ret = read_exactly(pipe, name, head.name_size);
+    name[head.name_size] = 0;
+    OWNED_FD file = ret < 0 ? -1 : (int)NSB_CALL(__NR_openat, tree, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0);
+    if (file < 0)
+        return ret < 0 ? ret : file;
+    while (ret >= 0 && head.size) {
+        size_t n = head.size < sizeof part ? head.size : sizeof part;
+        ret = read_exactly(pipe, part, n);
+        if (ret >= 0)
+            ret = NSB_CALL(__NR_write, file, part, n);
+        head.size -= (uint32_t)n;
+    }
+    memset(part, 0, sizeof part);
+    if (ret >= 0)
+        ret = NSB_CALL(__NR_fchmod, file, head.mode);
+    if (ret >= 0)
+        ret = NSB_CALL(__NR_fchownat, file, "", op->uid, op->gid, AT_EMPTY_PATH);
+    return ret < 0 ? ret : 1;
+}
+
+/* ramfs, since its pages are never swapped, and a user namespace may mount it. It has no size limit, so it is read-only
+ * where the payload sees it; a second mount, writable, goes to the host side, which takes secrets away in time. */
+static long play_secrets(struct launch *l, const struct nsb_op *op)
+{
+    const struct option options[] = {{"mode", "0700"}};
+    struct mount_attr readonly = {.attr_set = MOUNT_ATTR_RDONLY};
+    OWNED_FD pipe = l->secrets;
+    l->secrets = -1;
+    OWNED_FD tree = new_filesystem("ramfs", options, 1, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+    long ret = tree;
+    do
+        ret = ret < 0 ? ret : play_secret(pipe, tree, op);
+    while (ret > 0);
+    if (ret == 0)
+        ret = NSB_CALL(__NR_fchownat, tree, "", op->uid, op->gid, AT_EMPTY_PATH);
+    if (ret == 0)
+        ret = attach_own(l, tree, plan_string(l->plan, op->dst));
+    if (ret == 0)
+        ret = l->secrets = (int)NSB_CALL(__NR_open_tree, tree, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    return ret < 0 ? ret : NSB_CALL(__NR_mount_setattr, tree, "", AT_EMPTY_PATH, &readonly, sizeof readonly);
+}
+
 static long play_proc(struct launch *l, const struct nsb_op *op)
 {
     l->proc = new_filesystem("proc", 0, 0, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
@@ -403,6 +468,7 @@ long play_op(struct launch *l, const struct nsb_op *op, int source)
     case NSB_OP_BIND: return play_bind(l, op, source);
     case NSB_OP_TMPFS: return play_tmpfs(l, op);
     case NSB_OP_SCRATCH: return play_scratch(l, op);
+    case NSB_OP_SECRETS: return play_secrets(l, op);
     case NSB_OP_PROC: return play_proc(l, op);
     case NSB_OP_DEV: return play_dev(l, op);
     case NSB_OP_MASK: return play_mask(l, op);

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 7, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 8, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
@@ -27,6 +27,7 @@ enum nsb_op_kind {
     NSB_OP_OVERLAY,  /* data: "l1:l0"; dst: "" is the new root, else a place beneath it */
     NSB_OP_BIND,     /* src onto dst */
     NSB_OP_TMPFS,    /* size bytes, inodes, mode onto dst */
+    NSB_OP_SECRETS,  /* a ramfs on dst with what comes through the secrets pipe; read-only inside */
     NSB_OP_SCRATCH,  /* a fresh directory of the scratch file system (counted there) onto dst */
     NSB_OP_PROC, NSB_OP_DEV,
     NSB_OP_MASK,     /* dst, an entry of /proc or an absolute place, is covered, or stays read-only with NSB_RO */
@@ -51,7 +52,8 @@ enum nsb_plan_flags {
     NSB_MAPS_BY_CALLER = 16, /* the embedding process has newuidmap write the maps, then says go on the control socket */
     NSB_SCRATCH_DIR = 32,
     NSB_NET_WAIT = 128,    /* once NSB_MSG_NETWORK is out, init waits for NSB_MSG_GO */
-    NSB_PASS_ROOT = 64     /* with NSB_MSG_STARTED come two descriptors: the root, the scratch file system */
+    NSB_SECRETS = 256,     /* a pipe full of secrets, last of the request's descriptors */
+    NSB_PASS_ROOT = 64     /* with NSB_MSG_STARTED come: the root, the scratch file system, the secrets if there are any */
 };
 
 enum nsb_command_flags {
@@ -65,6 +67,7 @@ struct nsb_rlimit { uint32_t resource, unused; uint64_t soft, hard; };
 /* A socket that is made in the network namespace and passed out: options are set in order, then bind(2), listen(2). */
 struct nsb_socket { int32_t family, type, protocol, backlog; uint32_t options, n_options, address, address_size; };
 struct nsb_sockopt { int32_t level, name, value, unused; };
+struct nsb_secret { uint32_t name_size, size, mode, unused; }; /* then the name and the value */
 struct nsb_rule { uint32_t path, unused; uint64_t access; };
 
 /* A program to start: the one of a launch, or a later one of a sandbox that stays (NSB_MSG_RUN), where it opens a blob

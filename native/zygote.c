@@ -212,14 +212,16 @@ static void launch(struct zygote *z, struct launch *l)
     send_packet(l->command.control, &cloned, sizeof cloned, &pidfd, 1);
 }
 
-/* fds: the blob, then what take_descriptors() expects, then the cgroup for CLONE_INTO_CGROUP. */
+/* fds: the blob, what take_descriptors() expects, the cgroup for CLONE_INTO_CGROUP, the pipe of secrets. */
 static int receive_launch(struct launch *l, const int *fds, unsigned n, uint32_t size)
 {
     if (!plan_valid(l->plan, size))
         return -EPROTO;
     l->command.base = (char *)l->plan;
     l->command.is = &l->plan->command;
-    if (l->plan->flags & NSB_CGROUP_FD)
+    if (l->plan->flags & NSB_SECRETS)
+        l->secrets = fds[--n];
+    if (l->plan->flags & NSB_CGROUP_FD && n > 1)
         l->cgroup = fds[--n];
     return n > 1 ? take_descriptors(&l->command, fds + 1, n - 1) : -EPROTO;
 }
@@ -227,7 +229,7 @@ static int receive_launch(struct launch *l, const int *fds, unsigned n, uint32_t
 static void serve(struct zygote *z, const struct nsb_request *request, const int *fds, unsigned n)
 {
     struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
-    struct launch l = {.cgroup = -1, .staging = -1, .scratch = -1, .root = -1, .dev = -1, .proc = -1};
+    struct launch l = {.cgroup = -1, .staging = -1, .scratch = -1, .root = -1, .dev = -1, .proc = -1, .secrets = -1};
     int control = n > 1 ? fds[1] : -1;
     if (request->magic != NSB_MAGIC || request->layout != NSB_LAYOUT || request->size > NSB_MAX_BLOB || n < 2)
         return report(control, NSB_MSG_FAILED, &why, 0);
@@ -247,8 +249,8 @@ static void serve(struct zygote *z, const struct nsb_request *request, const int
 
 static long next_request(struct zygote *z)
 {
-    int fds[6 + NSB_MAX_JOIN];
-    unsigned n = 6 + NSB_MAX_JOIN;
+    int fds[7 + NSB_MAX_JOIN];
+    unsigned n = 7 + NSB_MAX_JOIN;
     struct nsb_request request = {0};
     long ret = recv_packet(ZYGOTE_SOCKET, &request, sizeof request, fds, &n);
     if (ret > 0)

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from nsbox.api import run as run
     from nsbox.box import Sandbox as Sandbox
     from nsbox.report import Result as Result
+    from nsbox.secrets import Secret as Secret
     from nsbox.spec import Bind as Bind
     from nsbox.spec import Spec as Spec
     from nsbox.spec import Tmpfs as Tmpfs
 
 __version__ = "0.1.0"
-_HOME = {"run": "api", "Sandbox": "box", "Result": "report", "Bind": "spec", "Spec": "spec", "Tmpfs": "spec"}
-__all__ = ["Bind", "Result", "Sandbox", "Spec", "Tmpfs", "errors", "run"]
+_HOME = {"run": "api", "Sandbox": "box", "Result": "report", "Secret": "secrets"} | dict.fromkeys(
+    ("Bind", "Spec", "Tmpfs"), "spec"
+)
+__all__ = ["Bind", "Result", "Sandbox", "Secret", "Spec", "Tmpfs", "errors", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,6 @@
 """One change that a payload made, and the set of all."""
 
-import os
-import stat
 from typing import Any, NamedTuple
-
-from nsbox import tree
 
 ADDED, MODIFIED, DELETED = "added", "modified", "deleted"
 TYPE_CHANGED, MODE_CHANGED = "type_changed", "mode_changed"
@@ -61,10 +57,3 @@ class ChangeSet(NamedTuple):
     def trusted(self) -> tuple[Change, ...]:
         """Those that the host would act upon by itself."""
         return tuple(entry for entry in self.entries if entry.trusted_by_host)
-
-
-def before_of(status: os.stat_result) -> Before:
-    """What is kept of the host's file."""
-    kind = tree.kind_of(status.st_mode)
-    mode = stat.S_IMODE(status.st_mode)
-    return Before(kind, status.st_ino, status.st_size, mode, status.st_mtime_ns, status.st_ctime_ns)

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 
 from nsbox import tree
-from nsbox.change import ADDED, DELETED, MODE_CHANGED, MODIFIED, TYPE_CHANGED, Change, ChangeSet, before_of
+from nsbox.change import ADDED, DELETED, MODE_CHANGED, MODIFIED, TYPE_CHANGED, Before, Change, ChangeSet
 from nsbox.contents import read
 from nsbox.trust import MAX_PARSED, Trust, changed_key, trust
 
@@ -50,6 +50,13 @@ def scan(
             os.close(lower)
     job.entries.sort(key=lambda entry: entry.path.split("/"))
     return ChangeSet(tuple(job.entries), tuple(dict.fromkeys(job.truncated)))
+
+
+def _before(status: os.stat_result) -> Before:
+    """What is kept of the host's file."""
+    kind = tree.kind_of(status.st_mode)
+    mode = stat.S_IMODE(status.st_mode)
+    return Before(kind, status.st_ino, status.st_size, mode, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class _Scan:
@@ -115,7 +122,7 @@ class _Scan:
             uid=self.map_ids(status.st_uid),
             gid=self.map_ids(status.st_gid),
         )
-        before = None if old is None else before_of(old)
+        before = None if old is None else _before(old)
         same_kind = before is not None and before.kind == kind
         if before is not None:
             # Until something is found to differ the bits alone may have changed; empty stands for no change.
@@ -215,7 +222,7 @@ class _Scan:
         status = tree.look(lower, name)
         if status is None or self.full():
             return
-        before = before_of(status)
+        before = _before(status)
         size = before.size if before.kind in ("file", "symlink") else 0
         self.add(Change(path, DELETED, before.kind, bytes=size, mode=before.mode, before=before))
         if before.kind == "dir":

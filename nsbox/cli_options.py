@@ -41,6 +41,14 @@ RUN = (
         "What is visible inside",
         True,
     ),
+    Option(
+        "--secret",
+        "secrets",
+        LIST,
+        "NAME=env:VAR|file:PATH|stdin",
+        "a file /run/secrets/NAME that only the command's user can read; repeatable",
+        "What is visible inside",
+    ),
     *_group(
         "What is visible inside",
         (
@@ -59,11 +67,17 @@ RUN = (
         ),
         ("--export", TEXT, "DIR", "after the run, what changed in the workspace is copied to DIR (new or empty)"),
         ("--apply", ON, "", "after a run that succeeded, what changed is written back into the workspace's DIR"),
-        ("--allow-trusted", LIST, "PATH", "takes out a changed file that the host would act upon by itself; repeatable"),
+        (
+            "--allow-trusted",
+            LIST,
+            "PATH",
+            "takes out a changed file that the host would act upon by itself; repeatable",
+        ),
         ("--allow-sensitive", LIST, "PATH", "lets a mount through that the guard refuses; repeatable"),
         ("--log", TEXT, "FILE", "append the boundary log there, a JSON line for each event"),
         ("--tmpfs", LIST, "DST[:SIZE]", "an empty file system in memory; repeatable"),
         ("--scratch", TEXT, "tmpfs|DIR", "where what is written inside is kept meanwhile (tmpfs, which is memory)"),
+        ("--secret-env", ON, "", "secrets are variables as well, which all that runs inside inherits"),
         ("--env", PAIR, "NAME=VALUE", "set a variable; nothing of the caller's environment is passed on; repeatable"),
         ("--cwd", TEXT, "DIR", "where the command starts (the workspace, else the home directory)"),
         ("--hostname", TEXT, "NAME", "the host name inside (nsbox)"),
@@ -125,7 +139,7 @@ HELP = RUN[-1:]
 DOCTOR = (Option("--json", "json", ON, "", "every fact as JSON", "Options", True), *HELP)
 
 # Names that are reserved for what is to come, so that using them is told apart from a slip of the pen.
-_LATER = "secret secret-env tty"
+_LATER = "tty"
 NOT_YET = frozenset(f"--{word}" for word in _LATER.split())
 
 

@@ -45,7 +45,8 @@ class Crossing:
         from nsbox.record import Record
 
         spec, verdict = self.prepared.spec, self.prepared.verdict
-        self._record = record = Record(self.log, handle.id)
+        self._record = record = Record(self.log, handle.id, handle.masker())
+        handle.on_revoked = record.secret_revoked
         record.start(
             self.argv,
             net=spec.net,
@@ -58,6 +59,8 @@ class Crossing:
         )
         for source in self.prepared.plan.sources:
             record.input(source.path, source.option, _MODES.get(source.option, "ro"))
+        for secret in handle.secrets.secrets:
+            record.secret_delivered(secret.name, secret.deliver, secret.ttl)
 
     def on_network(self, event: str, fields: dict[str, Any]) -> None:
         """From the gateway's thread. Trouble with the log is kept, and ends the run when it is noticed."""
@@ -78,7 +81,7 @@ class Crossing:
         source = next(item for item in self.prepared.plan.sources if item.option == "workspace")
         upper = self._upper(handle)
         try:
-            return changes.scan(upper, source.path, map_ids=handle.inside_id)
+            return changes.scan(upper, source.path, map_ids=handle.inside_id, look_for=handle.secrets.by_name())
         finally:
             os.close(upper)
 
@@ -125,6 +128,9 @@ class Crossing:
         for entry in result.boundary["outputs"]:
             fields = dict(entry)
             self._record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
+        for secret in handle.secrets.secrets:
+            if secret.name not in handle.revoked_at:
+                self._record.secret_revoked(secret.name, "end")
         for hit in result.limits_hit:
             self._record.limit(hit["limit"], hit["value"], hit["count"], hit["first_at"] - self._began)
         self._record.end(

@@ -86,9 +86,7 @@ def _write_network(header: Any, writer: Writer, net: NetPlan) -> None:
     header.sockets, header.n_sockets = writer.array(bytes(ffi.buffer(sockets))), len(net.sockets)
 
 
-def compile_plan(
-    plan: Plan, skeleton: str, program: bytes, net: NetPlan | None = None
-) -> Compiled:
+def compile_plan(plan: Plan, skeleton: str, program: bytes, net: NetPlan | None = None) -> Compiled:
     """``program`` is the seccomp filter, ``skeleton`` the prepared directory that stands for SKELETON."""
     writer = Writer(_HEADER)
     header = ffi.new("struct nsb_plan *")

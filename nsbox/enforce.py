@@ -40,7 +40,8 @@ class Enforcer:
         self._stopped_until: float | None = None
         self._processors = len(os.sched_getaffinity(0))
         self._oom_until = 0.0
-        self._free = watch.free_space(handle.scratch.fd) if handle.scratch else 0  #: bytes beside a scratch directory, at the start
+        # What was free beside a scratch directory: see _scratch.
+        self._free = watch.free_space(handle.scratch.fd) if handle.scratch else 0
         self._next: dict[str, float] = {}
         for name, first in (("memory", 0.02), ("cpus", CPU_PERIOD), ("disk", 0.05)):
             if name in plan.watch:
@@ -159,7 +160,7 @@ class Enforcer:
 
     def _look_at_disk(self, now: float) -> bool:
         began = time.monotonic()
-        used, over = self._scratch(watch.removed_files(tuple(watch.processes(self._handle.pid))))
+        _, over = self._scratch(watch.removed_files(tuple(watch.processes(self._handle.pid))))
         self._next["disk"] = now + min(DISK_PERIOD, 0.05 + 20 * (time.monotonic() - began))
         if over:
             self.hit("disk", self._limits.disk)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsbox import _native, janitor, probe
+from nsbox import _native, janitor, probe, secrets
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Compiled, Ids, command, command_blob, compile_plan, launch_blob, waiting
 from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SetupError, SpecError
@@ -25,12 +25,14 @@ from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.probe import Host
 from nsbox.resources import cgroup, scratch, skeleton, subids
 from nsbox.resources.ids import FIRST, SIZE, IdRanges
+from nsbox.secrets import Values
 from nsbox.spec import Spec
 
 #: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
 fault: tuple[int, int] | None = None
 if TYPE_CHECKING:
     from nsbox.guard import Verdict
+    from nsbox.masking import Masker
     from nsbox.plan.net import NetPlan, NetPolicy
     from nsbox.resources.egress import Egress
 
@@ -64,7 +66,10 @@ class Handle:
         self.prepared = prepared
         self.started_at = started_at  #: time.monotonic() when the launch was asked for
         self.control = self.pidfd = self.stdout = self.stderr = self.stdin = -1
-        self.root_fd = self.scratch_fd = -1  #: see NSB_PASS_ROOT
+        self.root_fd = self.scratch_fd = self.secrets_fd = -1  #: see NSB_PASS_ROOT
+        self.secrets = Values((), ())
+        self.revoked_at: dict[str, float] = {}  #: name of a secret → time.time() when it was taken away
+        self.on_revoked: Callable[[str, str], None] | None = None
         self.pid = 0
         self.cloned_at = 0.0
         self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
@@ -82,6 +87,32 @@ class Handle:
     def abandon(self) -> None:
         """End what cannot be watched any more."""
         self.kill()
+
+    def masker(self) -> "Masker | None":
+        """For one stream of what comes out; None where there is nothing to mask."""
+        if not self.secrets.secrets:
+            return None
+        from nsbox.masking import Masker
+
+        return Masker(self.secrets.by_name())
+
+    def _to_revoke(self) -> list[tuple[float, str]]:
+        limited = [secret for secret in self.secrets.secrets if secret.ttl is not None]
+        return [(self.started_at + (s.ttl or 0.0), s.name) for s in limited if s.name not in self.revoked_at]
+
+    def next_revocation(self) -> float | None:
+        """When the next secret's time is over (time.monotonic())."""
+        return min((at for at, _ in self._to_revoke()), default=None)
+
+    def revoke_secrets(self, now: float) -> None:
+        """Take away every secret whose time is over. One that was a variable stays in the processes that have it."""
+        for at, name in self._to_revoke():
+            if now >= at and self.secrets_fd >= 0:
+                if not secrets.revoke(self.secrets_fd, name):
+                    self.kill()  # rather no sandbox than one that keeps what it should not have
+                self.revoked_at[name] = time.time()
+                if self.on_revoked:
+                    self.on_revoked(name, "ttl")
 
     def inside_id(self, host_id: int) -> int:
         """The id inside of a file that the host sees as owned by ``host_id``."""
@@ -123,7 +154,7 @@ class Handle:
             waiter = select.poll()
             waiter.register(self.pidfd, select.POLLIN)
             gone = bool(waiter.poll(2000))
-        for name in ("pidfd", "root_fd", "scratch_fd"):
+        for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
             self.close_stream(name)
         # What is stuck in the kernel keeps its ids and files for as long as this process lives; a sweep takes the files.
         if gone and self._range is not None and self._ranges is not None:
@@ -178,8 +209,11 @@ class CommandHandle(Handle):
         self._asked_again = True
 
     def abandon(self) -> None:
-        """SIGKILL pid 1 inside, and with it everything."""
+        """SIGKILL pid 1 inside, and with it everything; it is gone in a moment."""
         super().kill()
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        waiter.poll(1000)
 
     def close(self) -> None:
         """Close the socket, at which the watcher ends what is left of the command, and the rest. Idempotent."""
@@ -219,9 +253,19 @@ class _GiveBack:
 
     def __init__(self, handle: Handle) -> None:
         self._owner = Handle(handle.prepared, handle.started_at)
-        for name in ("pidfd", "root_fd", "scratch_fd", "cgroup", "egress", "scratch", "_range", "_ranges"):
+        for name in (
+            "pidfd",
+            "root_fd",
+            "scratch_fd",
+            "secrets_fd",
+            "cgroup",
+            "egress",
+            "scratch",
+            "_range",
+            "_ranges",
+        ):
             setattr(self._owner, name, getattr(handle, name))
-        handle.pidfd = handle.root_fd = handle.scratch_fd = -1
+        handle.pidfd = handle.root_fd = handle.scratch_fd = handle.secrets_fd = -1
         handle.cgroup = handle.egress = handle.scratch = handle._range = None
 
     def __call__(self) -> None:
@@ -340,6 +384,8 @@ def _remedy(stage: str, err: int, prepared: Prepared) -> str:
         return _no_view(prepared)
     if stage == "source" and err in (_errno.ENOENT, _errno.EACCES, _errno.ELOOP):
         return "name a path that exists and that you may read"
+    if stage == "scratch" and err == _errno.EACCES:
+        return "every directory above the scratch one must let anybody pass (chmod a+x): the sandbox's ids are its own"
     if stage == "mount" and err in (_errno.EROFS, _errno.EACCES):
         return (
             "the place does not exist inside, and none is made where the host's own files are shown: choose another DST"
@@ -436,16 +482,21 @@ def _launch(
             handle.cgroup = cgroup.discover(prepared.host.state).make(wanted, "sandbox")
         join, into = (handle.cgroup.join, handle.cgroup.into) if handle.cgroup else ((), -1)
         flags = lib.NSB_STDIN if stdin else 0
-        environment = plan.env if env is None else env
+        if prepared.spec.secrets:
+            handle.secrets = secrets.resolve(prepared.spec.secrets)
+        environment = {**(plan.env if env is None else env), **handle.secrets.environment()}
         what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv else waiting(len(join))
         passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
         if plan.scratch != "tmpfs":
             handle.scratch = scratch.Scratch(plan.scratch, prepared.host.state, handle._range)
+        if handle.secrets.secrets:
+            passed |= lib.NSB_SECRETS
         where = handle.scratch.path if handle.scratch else ""
         blob = launch_blob(prepared.compiled, what, ids, passed, fault, where)
         handle.host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         fds = _streams(handle, owned, handle.host_ids, stdin=stdin)
-        _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ())])
+        pipe = (_secrets_pipe(handle.secrets, owned),) if handle.secrets.secrets else ()
+        _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ()), *pipe])
         if ids.maps_by_caller:
             _write_maps(handle)
         if prepared.net is not None:
@@ -454,6 +505,20 @@ def _launch(
             handle.cgroup.joined()
         undo.pop_all()
     return handle
+
+
+def _secrets_pipe(values: Values, owned: contextlib.ExitStack) -> int:
+    """The read end of a pipe that holds all secrets: memory of the kernel's, never swapped, gone with the reader."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    owned.callback(os.close, reader)
+    try:
+        os.set_blocking(writer, False)
+        data = values.packed()
+        if os.write(writer, data) < len(data):
+            raise SpecError("secrets: more than a pipe takes here; mount a file with --ro instead")
+    finally:
+        os.close(writer)
+    return reader
 
 
 def _connect(handle: Handle) -> None:

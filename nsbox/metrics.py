@@ -56,7 +56,7 @@ class Collected:
         self.refusals: Counter[str] = Counter()
         self.refused: list[tuple[str, str, str]] = []  #: (time, kind, why), the first so many
         self.executions: Counter[str] = Counter()
-        self.steps: list[tuple[str, int, int]] = []  #: (time, in sandboxes, past them) since the one before
+        self.snapshots: list[tuple[str, str, int, int]] = []  #: (time, process, in sandboxes, past them)
         self.leaks = self.unreadable = self.lines = 0
         self.first = self.last = ""
         self._processes: dict[str, tuple[int, int, int]] = {}
@@ -129,7 +129,7 @@ class Collected:
             self.refused.append((event["ts"], kind, why))
 
     def coverage(self, event: dict[str, Any]) -> None:
-        """Counts of a process only grow; what they grew by is added, whatever order logs come in."""
+        """Counts of a process only grow; what they grew by is added, whatever order the lines come in."""
         if event.get("reported_by_parent"):
             return
         now = (int(event["sandboxed"]), int(event["bare"]), int(event.get("refused", 0)))
@@ -139,7 +139,7 @@ class Collected:
         self._processes[process] = (max(now[0], before[0]), max(now[1], before[1]), max(now[2], before[2]))
         for name, count in zip(("sandboxed", "bare", "refused"), grown, strict=True):
             self.executions[name] += count
-        self.steps.append((event["ts"], grown[0], grown[1]))
+        self.snapshots.append((event["ts"], process, now[0], now[1]))
 
 
 _HANDLERS = {

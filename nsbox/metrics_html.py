@@ -15,7 +15,7 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page)}
 body{margin:2rem auto;max-width:62rem;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem}p{color:var(--soft);margin:.2rem 0}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(20rem,1fr));gap:1rem;margin-top:1.5rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(24rem,1fr));gap:1rem;margin-top:1.5rem}
 .card{border:1px solid var(--line);border-radius:.5rem;padding:1rem}.card b{font-size:1.6rem;display:block}
 svg{width:100%;height:auto;display:block;margin-top:.5rem}svg text{fill:var(--soft);font-size:11px}
 table{border-collapse:collapse;width:100%}
@@ -31,14 +31,14 @@ def page(found: Collected) -> str:
     cards = "".join(_cards(found, numbers))
     body = [
         "<h1>nsbox: what runs behind the wall</h1>",
-        f"<p>{numbers['runs']} runs, {_text(numbers['first'] or '-')} to {_text(numbers['last'] or '-')}</p>",
+        f"<p>{numbers['runs']} runs, {_text(_minute(found.first))} to {_text(_minute(found.last))}, UTC</p>",
         f'<div class="cards">{cards}</div>',
         "<h2>Let through and refused</h2>",
         _table(("", "runs"), _let_through(numbers)),
         "<h2>Limits</h2>",
         _table(("limit", "runs", "share", "times"), _limits(numbers)),
         "<h2>Refusals, the latest first</h2>",
-        _table(("when", "kind", "why"), sorted(found.refused, reverse=True)[:50]),
+        _table(("latest", "kind", "why", "times"), _refusals(found)),
         "<h2>The slowest runs</h2>",
         _table(("when", "command", "ended by", "seconds"), _slowest(found.runs.values())),
         "<h2>Destinations</h2>",
@@ -60,7 +60,7 @@ def _cards(found: Collected, numbers: dict[str, Any]) -> Iterable[str]:
     times = _Times(found)
     percent, lifetime, secrets = numbers["sandboxed_percent"], numbers["lifetime_seconds"], numbers["secrets_present"]
     hit = sum(bool(run.limits) for run in found.runs.values())
-    yield _card("sandboxed", "unknown" if percent is None else f"{percent:g} %", times.sandboxed(), times, "%")
+    yield _card("sandboxed", "unknown" if percent is None else f"{percent:.1f} %", times.sandboxed(), times, "%")
     longest = lifetime["p95"]
     yield _card("lifetime, p95", "-" if longest is None else f"{longest:.3g} s", times.of_runs(_p95), times, "s")
     limit_share = f"{100 * share(hit, numbers['runs']):.1f} % of runs"
@@ -101,10 +101,12 @@ class _Times:
 
     def sandboxed(self) -> _Points:
         inside, past = [0] * BUCKETS, [0] * BUCKETS
-        for when, boxed, bare in self.found.steps:
-            part = self.part(when)
-            inside[part] += boxed
-            past[part] += bare
+        before: dict[str, tuple[int, int]] = {}
+        for when, process, boxed, bare in sorted(self.found.snapshots):
+            part, old = self.part(when), before.get(process, (0, 0))
+            before[process] = boxed, bare
+            inside[part] += max(0, boxed - old[0])
+            past[part] += max(0, bare - old[1])
         return [100 * share(a, a + b) if a + b else None for a, b in zip(inside, past, strict=True)]
 
 
@@ -155,6 +157,18 @@ def _let_through(numbers: dict[str, Any]) -> list[tuple[object, ...]]:
     ]
 
 
+def _refusals(found: Collected) -> list[tuple[object, ...]]:
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for when, kind, why in found.refused:
+        grouped.setdefault((kind, why), []).append(when)
+    rows = [(max(times), kind, why, len(times)) for (kind, why), times in grouped.items()]
+    return [(_minute(latest), *rest) for latest, *rest in sorted(rows, reverse=True)[:30]]
+
+
+def _minute(when: str) -> str:
+    return when[:16].replace("T", " ") or "-"
+
+
 def _limits(numbers: dict[str, Any]) -> list[tuple[object, ...]]:
     hits = numbers["limit_hits"].items()
     return [(name, hit["runs"], f"{100 * hit['share']:.1f} %", hit["count"]) for name, hit in hits]
@@ -162,7 +176,7 @@ def _limits(numbers: dict[str, Any]) -> list[tuple[object, ...]]:
 
 def _slowest(runs: Iterable[RunFacts]) -> list[tuple[object, ...]]:
     ended = sorted((run for run in runs if run.lifetime is not None), key=lambda run: -(run.lifetime or 0))[:SLOWEST]
-    return [(run.start or "-", " ".join(run.argv)[:200], run.reason, f"{run.lifetime:.3f}") for run in ended]
+    return [(_minute(run.start), " ".join(run.argv)[:200], run.reason, f"{run.lifetime:.3f}") for run in ended]
 
 
 def _destinations(numbers: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -174,7 +188,9 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = list(rows)
     if not lines:
         return "<p>none</p>"
-    numeric = [isinstance(value, int) or titles[number] == "seconds" for number, value in enumerate(lines[0])]
+    numeric = [
+        isinstance(value, int) or titles[number] in ("seconds", "share") for number, value in enumerate(lines[0])
+    ]
 
     def cell(tag: str, number: int, value: object) -> str:
         kind = ' class="n"' if numeric[number] else ""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from nsbox.errors import CommandFailed, LimitExceeded, TimeoutExceeded
+from nsbox.secrets import describe
 from nsbox.supervise import Run
 
 SCHEMA = 1
@@ -47,7 +48,8 @@ class Result:
             ],
             "destinations": run.handle.egress.record() if run.handle.egress else [],
             "sensitive_mounts": [item._asdict() for item in verdict.let_through] if verdict else [],
-            **{name: [] for name in ("outputs", "secrets")},
+            "outputs": [],
+            "secrets": describe(run.handle.secrets.secrets, run.handle.revoked_at),
         }
 
     @property

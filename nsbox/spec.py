@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nsbox import units
+from nsbox import secrets, units
 from nsbox.errors import SpecError
 from nsbox.frozen import frozen
+from nsbox.secrets import Secret
 
 NETWORKS = ("none", "filtered", "host")
 NET_PATHS = ("auto", "veth", "gateway")
@@ -121,7 +122,7 @@ _LIMIT_PARSERS = {
 
 
 def _items(name: str, value: object) -> Iterable[object]:
-    if isinstance(value, str | bytes | os.PathLike | Bind | Tmpfs):
+    if isinstance(value, str | bytes | os.PathLike | Bind | Tmpfs | Secret | Mapping):
         return [value]
     if not isinstance(value, Iterable):
         raise SpecError(f"{name}: wants a list, not {value!r}")
@@ -177,6 +178,8 @@ class Spec:
     hostname: str = "nsbox"
     uid: int = 1000
     allow_sensitive: tuple[str, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+    secret_env: bool = False
     export: str | None = None
     apply: bool = False
     allow_trusted: tuple[str, ...] = ()
@@ -205,6 +208,8 @@ class Spec:
         put(self, "env", _environment(self.env))
         for name in ("allow_sensitive", "allow_trusted"):
             put(self, name, tuple(path_text(name, item) for item in _items(name, getattr(self, name))))
+        found = [secrets.parse(item) for item in _items("secrets", self.secrets)]
+        put(self, "secrets", tuple(item._replace(deliver="env") if self.secret_env else item for item in found))
         for name in ("export", "log"):
             if getattr(self, name) is not None:
                 put(self, name, path_text(name, getattr(self, name)))
@@ -225,6 +230,9 @@ class Spec:
     def _check(self) -> None:
         if self.net not in NETWORKS:
             raise SpecError(f"net: {self.net!r} is not one of {', '.join(NETWORKS)}")
+        names = [secret.name for secret in self.secrets]
+        if len(set(names)) < len(names):
+            raise SpecError("secrets: two have the same name; give each its own")
         if self.workspace is None and (self.export or self.apply):
             raise SpecError(
                 f"{'export' if self.export else 'apply'}: there is nothing to take out; give a workspace as well"
@@ -301,6 +309,8 @@ class Spec:
                 value = [_escaped(t.target) + (f":{t.size}" if t.size else "") for t in value]
             elif isinstance(value, Bind):
                 value = [value.source, value.target]
+            elif name == "secrets":
+                value = [secret.written() for secret in value]
             elif isinstance(value, tuple):
                 value = list(value)
             elif isinstance(value, Mapping):

@@ -10,12 +10,15 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsbox._native import STAGES, ffi, lib
 from nsbox.enforce import Enforcer
 from nsbox.errors import CommandError, NsboxError
 from nsbox.launch import Handle, failure
+
+if TYPE_CHECKING:
+    from nsbox.masking import Masker
 
 CHUNK = 65536
 GRACE = 0.5  #: seconds that init gets to kill and report before it is killed itself
@@ -27,7 +30,10 @@ _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 class Stream:
     """One output stream, kept up to ``cap`` bytes; what comes after is read, counted and dropped."""
 
-    def __init__(self, cap: int | None, callback: Callable[[bytes], object] | None) -> None:
+    def __init__(
+        self, cap: int | None, callback: Callable[[bytes], object] | None, masker: "Masker | None" = None
+    ) -> None:
+        self._masker = masker
         self.chunks: list[bytes] = []
         self.kept = self.total = 0
         self.cut_at: float | None = None
@@ -41,7 +47,16 @@ class Stream:
             callback(chunk)
 
     def add(self, data: bytes) -> None:
-        """Take what was read."""
+        """Take what was read; values of secrets that are in it are masked."""
+        self._keep(self._masker.feed(data) if self._masker else data)
+
+    def finish(self) -> None:
+        """The stream is at its end: what was held back, for it could have been the start of a secret, comes now."""
+        masker, self._masker = self._masker, None
+        if masker:
+            self._keep(masker.flush())
+
+    def _keep(self, data: bytes) -> None:
         self.total += len(data)
         room = len(data) if self._cap is None else max(0, self._cap - self.kept)
         if room < len(data) and self.cut_at is None:
@@ -81,7 +96,8 @@ class Run:
     ) -> None:
         self.handle = handle
         self.started = False
-        self.stdout, self.stderr = Stream(output, on_stdout), Stream(output, on_stderr)
+        self.stdout = Stream(output, on_stdout, handle.masker())
+        self.stderr = Stream(output, on_stderr, handle.masker())
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.timeout = timeout
         self.reason: str | None = None
@@ -98,7 +114,7 @@ class Run:
         self._kill_at: float | None = None
         self._ended = self._gone = False
         self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
-        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 4)
+        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 5)
 
     @property
     def over(self) -> bool:
@@ -127,8 +143,8 @@ class Run:
 
     def next_time(self) -> float | None:
         """When ``on_time`` must be called at the latest (time.monotonic())."""
-        times = [t for t in (self.deadline, self._kill_at, self.enforcer.next_time()) if t is not None]
-        return min(times) if times else None
+        times = [self.deadline, self._kill_at, self.enforcer.next_time(), self.handle.next_revocation()]
+        return min((t for t in times if t is not None), default=None)
 
     def stop(self, reason: str) -> None:
         """Have everything inside killed; init reports what was used, or is itself killed after a grace time."""
@@ -145,6 +161,7 @@ class Run:
             self.deadline = None
             self.enforcer.hit("timeout", self.timeout)
             self.stop("timeout")
+        self.handle.revoke_secrets(now)
         exceeded = self.enforcer.on_time(now)
         if exceeded:
             self.stop(exceeded)
@@ -171,6 +188,8 @@ class Run:
 
     def conclude(self, cap: int | None) -> list[dict[str, Any]]:
         """After the end: settle the reason and the usage; the limits that were touched, in order."""
+        self.stdout.finish()
+        self.stderr.finish()
         for stream in (self.stdout, self.stderr):
             if stream.cut_at is not None:
                 self.enforcer.hit("output", cap, self.enforcer.hits.get("output", {}).get("count", 0) + 1)
@@ -261,6 +280,8 @@ class Run:
         """Keep the descriptors of the first NSB_MSG_STARTED, if they are as many as were asked for: the root and the
         scratch file system, the master of a terminal. Whatever else came along is closed."""
         names = [] if self.handle.is_command else ["root_fd", "scratch_fd"]
+        if self.handle.prepared.spec.secrets and not self.handle.is_command:
+            names.append("secrets_fd")
         if self._wants_tty:
             names.append("stdout")
         fds = [self._fds[number] for number in range(got)]

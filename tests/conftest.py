@@ -95,12 +95,18 @@ def _files() -> set[str]:
     return found
 
 
+def _threads() -> set[str]:
+    """Threads by name, and as the kernel counts them; but not the library's own, which comes and goes with its work."""
+    own = [thread for thread in threading.enumerate() if thread.name.startswith("nsbox-")]
+    tasks = set(os.listdir("/proc/self/task")) - {str(thread.native_id) for thread in own}
+    return {f"{thread.name} {thread.ident}" for thread in threading.enumerate() if thread not in own} | {f"task {name}" for name in tasks}
+
+
 def snapshot() -> Snapshot:
     """What a sandbox could leave behind, by kind."""
     return {
         "descriptors": _descriptors(),
-        "threads": {f"{thread.name} {thread.ident}" for thread in threading.enumerate()}
-        | {f"task {name}" for name in os.listdir("/proc/self/task")},
+        "threads": _threads(),
         "processes": _descendants(),
         "mounts": set(_read("/proc/self/mountinfo").splitlines()),
         "cgroups": _cgroups(),

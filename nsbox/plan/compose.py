@@ -10,6 +10,7 @@ from nsbox.plan.limits import Controllers, LimitPlan, plan_limits, require
 from nsbox.plan.net import NetPlan
 from nsbox.plan.ops import DIRECTORY, IDMAP_OWNER, IDMAP_RANGE, READ_ONLY, RECURSIVE, SKELETON, Op
 from nsbox.probe import Host
+from nsbox.secrets import DIRECTORY as SECRETS
 from nsbox.spec import DEFAULT_PATH, Bind, Spec
 
 INODES_PER_MEBIBYTE = 256
@@ -248,6 +249,8 @@ def make_plan(
         how = f"{egress.path}: nftables in the sandbox's own namespace, {len(spec.allow)} rules"
         enforced["egress"] = {"strength": "kernel", "how": how}
     require(spec, enforced, controllers)
+    if spec.secrets:
+        caller_ops.append(Op("secrets", dst=SECRETS, uid=spec.uid, gid=spec.uid))
     ops += caller_ops + _cover_ops(covers, sources)
     if not host.privileged and not spec.subids:
         # One id is all that exists inside.

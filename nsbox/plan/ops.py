@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 # The numbers are those of native/nsbox.h; tests/native compares them with what the compiled module says.
-KINDS = ("lower", "overlay", "bind", "tmpfs", "scratch", "proc", "dev", "mask", "upper", "dir", "file", "symlink")
+KINDS = ("lower", "overlay", "bind", "tmpfs", "secrets", "scratch", "proc", "dev", "mask", "upper", "dir", "file", "symlink")
 READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, DIRECTORY = 1, 2, 4, 8, 16, 32
 
 #: stands for the made-up part of the root, which is prepared on disk before the launch
@@ -33,6 +33,7 @@ class Op(NamedTuple):
             "overlay": f"overlay of {self.data} on {self.dst or '/'}",
             "bind": f"{source} on {self.dst}, {access}",
             "tmpfs": f"tmpfs of {self.size} bytes on {self.dst}",
+            "secrets": f"secrets on {self.dst}, read-only",
             "scratch": f"scratch directory on {self.dst}",
             "proc": f"proc on {self.dst}",
             "dev": f"devices on {self.dst}",

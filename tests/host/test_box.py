@@ -123,7 +123,7 @@ SCRIPTS = {
     "setsid": "setsid sleep 71 & echo hi",
     "double fork": "( (sleep 71 &) & ); echo hi",
     "daemon": 'python3 -c "import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  time.sleep(71)"; echo hi',
-    "process substitution": "bash -c 'cat <(echo hi) >(sleep 71)'",
+    "process substitution": "bash -c 'exec 3> >(sleep 71); cat <(echo hi)'",
     "ignores signals": "trap '' TERM HUP INT; (trap '' TERM; sleep 71) & echo hi",
 }
 

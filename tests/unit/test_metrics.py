@@ -3,8 +3,11 @@
 import json
 import random
 import re
+import shutil
 import statistics
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,6 +252,36 @@ def test_page_is_one_file_and_well_formed() -> None:
     assert text.count("<svg") == 4
     assert not re.search(r"url\(|@import|https?:", text)
     assert "NaN" not in text
+
+
+def test_page_draws_what_was_executed_in_any_order() -> None:
+    stamps = [f"2026-01-01T0{hour}:00:00.000000Z" for hour in range(5)]
+    events = [line("coverage", process="p", sandboxed=10 * n, bare=10 * (n // 3)) for n in range(5)]
+    lines = [json.dumps(json.loads(event) | {"ts": ts}) for event, ts in zip(events, stamps, strict=True)]
+    graphs = set()
+    for order in (lines, lines[::-1]):
+        found = metrics.collect(order)
+        times = metrics_html._Times(found)
+        graphs.add(tuple(times.sandboxed()))
+        assert metrics.compute(found)["executions"] == {"sandboxed": 40, "bare": 10, "refused": 0}
+    (graph,) = graphs
+    assert [value for value in graph if value is not None] == [100.0, 100.0, 50.0, 100.0]
+
+
+@pytest.mark.slow
+def test_page_in_a_browser(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here: apt install chromium")
+    (tmp_path / "page.html").write_text(metrics_html.page(metrics.collect(Generated(3, 300).lines)))
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+    page = f"file://{tmp_path}/page.html"
+    shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+    assert shown.stdout.count("<svg") == 4
+    assert "The slowest runs" in shown.stdout
+    assert "Refused to" not in shown.stderr  # by the page's own policy
+    subprocess.run([*command, f"--screenshot={tmp_path}/page.png", page], capture_output=True, timeout=120)
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_prometheus() -> None:

@@ -19,7 +19,7 @@ chown "$uid:$uid" "$work/home" "$work/run" "$work/tmp"
 
 as_user() {
     setpriv --reuid "$uid" --regid "$uid" --clear-groups --inh-caps=-all env HOME="$work/home" TMPDIR="$work/tmp" \
-        XDG_RUNTIME_DIR="$work/run" XDG_CACHE_HOME="$work/home/.cache" USER=nsbox LOGNAME=nsbox NSBOX_TEST_AS=user \
+        XDG_RUNTIME_DIR="$work/run" XDG_CACHE_HOME="$work/home/.cache" USER=user LOGNAME=user NSBOX_TEST_AS=user \
         HYPOTHESIS_STORAGE_DIRECTORY="$work/home/.hypothesis" "$@"
 }
 as_root() { env TMPDIR="$work/root" HYPOTHESIS_STORAGE_DIRECTORY="$work/root/.hypothesis" NSBOX_TEST_AS=root "$@"; }

@@ -4,12 +4,13 @@ import json
 
 import nsbox
 from nsbox import probe
+from nsbox.errors import NsboxError
 
 
 def facts() -> dict[str, object]:
     try:
         result = nsbox.run(["true"], timeout="2m")
-    except nsbox.NsboxError as error:
+    except NsboxError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     host = probe.host()
     idmap = "idmapped" if host.idmap else "not idmapped"

@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import nsbox
+from nsbox.errors import HostError, NsboxError
 
 MIB = 1 << 20
 ROOT = os.geteuid() == 0
@@ -23,11 +25,11 @@ STRENGTH = "watched" if CGROUP == "none" else "kernel"
 PLACES = {"ext4": ("/mnt/disk", (5, 12)), "tmpfs": ("/dev/shm", (6, 3)), "overlay": ("/tmp", (99, 0))}
 
 
-def run(*argv: str, **options: object) -> nsbox.Result:
+def run(*argv: str, **options: Any) -> nsbox.Result:
     return nsbox.run(argv, **{"timeout": "5m", "cpu_time": "5m", **options})
 
 
-def shell(text: str, **options: object) -> nsbox.Result:
+def shell(text: str, **options: Any) -> nsbox.Result:
     return run("sh", "-c", text, **options)
 
 
@@ -47,7 +49,7 @@ def test_insisting_on_the_kernel() -> None:
     if STRENGTH == "kernel":
         assert run("true", require=["memory=kernel", "pids=kernel", "cpu=kernel"]).ok
         return
-    with pytest.raises(nsbox.HostError, match=r"memory: kernel is required.*sudo sh -c") as caught:
+    with pytest.raises(HostError, match=r"memory: kernel is required.*sudo sh -c") as caught:
         run("true", require=["memory=kernel"])
     assert "cgroup" in str(caught.value)
 
@@ -99,6 +101,7 @@ def test_processes() -> None:
                 made += 1
         except BlockingIOError:
             print(made)
+            time.sleep(1)
         """
     result = run("python3", "-c", code, pids=12)
     assert 8 <= int(result.stdout_text) <= 12
@@ -156,7 +159,7 @@ def source(request: pytest.FixtureRequest) -> Iterator[tuple[Path, bool]]:
 
 
 def refused(option: str, folder: Path) -> None:
-    with pytest.raises(nsbox.NsboxError, match="cannot be idmapped") as caught:
+    with pytest.raises(NsboxError, match="cannot be idmapped") as caught:
         run("true", **{option: [(folder, "/work")] if option == "rw" else folder})
     assert str(folder) in str(caught.value)
 
@@ -174,7 +177,9 @@ def test_read_write(source: tuple[Path, bool]) -> None:
     if not mapped:
         refused("rw", folder)
         return
-    result = shell("stat -c %u /work/sub; cat /work/sub/file; echo more >>/work/sub/file; touch /work/x", rw=[(folder, "/work")])
+    result = shell(
+        "stat -c %u /work/sub; cat /work/sub/file; echo more >>/work/sub/file; touch /work/x", rw=[(folder, "/work")]
+    )
     assert result.stdout_text.split() == ["1000", "hello"], result.stderr_text
     assert (folder / "sub" / "file").read_text() == "hello\nmore\n"
     assert (folder / "x").stat().st_uid == os.geteuid()
@@ -191,7 +196,9 @@ def test_workspace(source: tuple[Path, bool]) -> None:
     assert not (folder / "x").exists()
 
 
-@pytest.mark.xfail(KERNEL < (6, 6), reason="no user.* attributes on tmpfs before Linux 6.6, which overlayfs needs for this")
+@pytest.mark.xfail(
+    KERNEL < (6, 6), reason="no user.* attributes on tmpfs before Linux 6.6, which overlayfs needs for this"
+)
 def test_workspace_directories_come_and_go(source: tuple[Path, bool]) -> None:
     folder, mapped = source
     if not mapped:
@@ -199,6 +206,20 @@ def test_workspace_directories_come_and_go(source: tuple[Path, bool]) -> None:
     result = shell("rm -r sub && mkdir sub && ls sub && mv sub other && ls", workspace=folder)
     assert result.ok, result.stderr_text
     assert result.stdout == b"other\n"
+
+
+def test_the_same_with_scratch_on_disk() -> None:
+    if not os.path.ismount("/mnt/disk"):
+        pytest.skip("no disk: mkfs.ext4 is not installed")
+    with tempfile.TemporaryDirectory(dir="/mnt/disk") as name:
+        source, scratch = Path(name, "source"), Path(name, "scratch")
+        scratch.mkdir()
+        (source / "sub").mkdir(parents=True)
+        (source / "sub" / "file").touch()
+        result = shell("rm -r sub && mkdir sub && ls sub && mv sub other && ls", workspace=source, scratch=scratch)
+        assert result.ok, result.stderr_text
+        assert result.stdout == b"other\n"
+        assert (source / "sub" / "file").exists()
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
@@ -219,7 +240,9 @@ def test_a_source_that_cannot_be_idmapped_is_named() -> None:
 
 
 def test_nothing_listens_and_nothing_leads_out() -> None:
-    result = shell("cat /proc/net/dev | wc -l; python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 5)'")
+    result = shell(
+        "cat /proc/net/dev | wc -l; python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 5)'"
+    )
     assert result.stdout_text.split() == ["3"]
     assert "unreachable" in result.stderr_text
 

@@ -1,0 +1,86 @@
+"""Boots a virtual machine for each kernel and lets suite.sh run in it. Slow: only when asked for by its path."""
+
+import json
+import os
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+from . import vm
+from .conftest import rows
+
+HERE = Path(__file__).parent
+SCALE = {"smoke": 900, "full": 7200}  #: seconds for one machine
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+MACHINES = [("6.1", "v2"), ("6.12", "v2"), ("6.1", "hybrid"), ("6.12", "hybrid")]
+FULL_ONLY = [("6.1", "v1")]
+
+
+@pytest.fixture(scope="session")
+def extent(pytestconfig: pytest.Config) -> str:
+    """``smoke`` or ``full``; skips where machines were not asked for."""
+    named = [Path(str(word).partition("::")[0]).resolve() for word in pytestconfig.option.file_or_dir]
+    if not any(path == HERE or HERE in path.parents for path in named):
+        pytest.skip("boots virtual machines for some minutes: ./bootstrap test-vm")
+    return "full" if pytestconfig.getoption("--full", False) else "smoke"
+
+
+def _counts(report: Path) -> tuple[dict[str, int], list[str]]:
+    """(passed, failed, skipped; what failed) of a pass, from pytest's JUnit file."""
+    counts, failed = {"passed": 0, "failed": 0, "skipped": 0}, []
+    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        counts[kind] += 1
+        if kind == "failed":
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+    return counts, failed
+
+
+def _row(kernel: str, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """A line of the table for one pass, and what went wrong in it."""
+    row, wrong = {"kernel": kernel, "caller": folder.name}, []
+    try:
+        counts, wrong = _counts(folder / "junit.xml")
+        row["tests"] = " ".join(f"{number} {kind}" for kind, number in counts.items() if number or kind == "passed")
+    except OSError:
+        wrong.append("the tests did not come to an end")
+    try:
+        facts = json.loads((folder / "facts.json").read_text())
+    except (OSError, ValueError):
+        return row, [*wrong, "nothing could be learnt of what is enforced"]
+    if "refused" in facts:
+        row["memory"] = "refused: " + facts["refused"].partition("; ")[2].partition(";")[0]
+    for layer, value in facts.get("enforced", {}).items():
+        row[layer] = f"{value['strength']} {value['how']}" if layer in ("landlock", "overlay") else value["strength"]
+    row["root layer"] = facts.get("skeleton", "")
+    left = (folder / "left.txt").read_text().split()
+    return row, wrong + [f"control group left: {path}" for path in left]
+
+
+@pytest.mark.parametrize(("series", "cgroup"), MACHINES + FULL_ONLY)
+def test_in_a_machine(series: str, cgroup: str, extent: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if (series, cgroup) in FULL_ONLY and extent != "full":
+        pytest.skip("only with --full")
+    try:
+        kernel = vm.kernel(series)
+    except vm.Unavailable as error:
+        pytest.skip(str(error))
+    command = [str(HERE / "suite.sh"), os.environ.get("NSBOX_VM_PYTHON", sys.executable), extent]
+    log = tmp_path / "log"
+    with open(log, "wb") as output:
+        status = vm.boot(
+            kernel, command, cgroup=cgroup, timeout=SCALE[extent], results=tmp_path / "results", output=output.fileno()
+        )
+    problems = [] if status == 0 else [f"suite.sh ended with status {status}"]
+    for folder in sorted((tmp_path / "results").iterdir()):
+        row, wrong = _row(f"{kernel.release}, cgroup {cgroup}", folder)
+        pytestconfig.stash[rows].append(row)
+        problems += [f"{folder.name}: {problem}" for problem in wrong]
+    if problems:
+        text = log.read_text(errors="replace")[-20000:]
+        pytest.fail("\n".join([text, *problems]), pytrace=False)
