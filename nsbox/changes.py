@@ -49,7 +49,7 @@ def scan(
         if lower >= 0:
             os.close(lower)
     job.entries.sort(key=lambda entry: entry.path.split("/"))
-    return ChangeSet(tuple(job.entries), tuple(dict.fromkeys(job.truncated)))
+    return ChangeSet(tuple(job.entries), tuple(sorted(job.truncated)))
 
 
 def _before(status: os.stat_result) -> Before:
@@ -72,24 +72,24 @@ class _Scan:
         self.hashing, self.max_entries, self.bytes_left = hashing, max_entries, max_bytes
         self.map_ids, self.look_for, self.table = map_ids, look_for, table
         self.entries: list[Change] = []
-        self.truncated: list[str] = []
+        self.truncated: set[str] = set()
         self.blind = False  #: nobody knows what was beneath
         self.links: dict[tuple[int, int], Change] = {}
 
     def full(self) -> bool:
         if len(self.entries) < self.max_entries:
             return False
-        self.truncated.append(f"more than {self.max_entries} changes")
+        self.truncated.add(f"more than {self.max_entries} changes")
         return True
 
     def directory(self, upper: int, lower: int, prefix: str, depth: int) -> None:
         """Compare one directory; ``lower`` is -1 where there is none beneath it."""
         if depth > tree.MAX_DEPTH:
-            self.truncated.append(f"directories deeper than {tree.MAX_DEPTH}")
+            self.truncated.add(f"directories deeper than {tree.MAX_DEPTH}")
             return
         names, complete = tree.names(upper, self.max_entries + 1)
         if not complete:
-            self.truncated.append(f"more than {self.max_entries} changes")
+            self.truncated.add(f"more than {self.max_entries} changes")
         opaque = tree.overlay_xattr(upper, "opaque")
         for name in names:
             if self.full():
@@ -98,7 +98,7 @@ class _Scan:
         if opaque == b"y" and lower >= 0:
             kept = set(names)
             for name in tree.names(lower, self.max_entries)[0]:
-                if name not in kept:
+                if name not in kept and not self.full():
                     self.gone(lower, name, prefix + name, depth)
 
     def entry(self, upper: int, lower: int, name: str, path: str, depth: int, *, marked_empty: bool) -> None:
@@ -197,7 +197,7 @@ class _Scan:
             found = found._replace(sha256=first.sha256, secrets=first.secrets)
         elif self.hashing or same_size or self.look_for:
             if found.bytes > self.bytes_left:
-                self.truncated.append("contents beyond the bytes that may be read")
+                self.truncated.add("contents beyond the bytes that may be read")
                 return found._replace(change=MODIFIED if old >= 0 else found.change, note="too large to be read")
             self.bytes_left -= found.bytes
             digest, secrets, same = read(fd, old if same_size else -1, self.look_for)
@@ -220,7 +220,7 @@ class _Scan:
     def gone(self, lower: int, name: str, path: str, depth: int) -> None:
         """Report what was beneath as deleted, with everything in it."""
         status = tree.look(lower, name)
-        if status is None or self.full():
+        if status is None:
             return
         before = _before(status)
         size = before.size if before.kind in ("file", "symlink") else 0
@@ -230,15 +230,17 @@ class _Scan:
 
     def gone_inside(self, lower: int, name: str, path: str, depth: int) -> None:
         if depth >= tree.MAX_DEPTH:
-            self.truncated.append(f"directories deeper than {tree.MAX_DEPTH}")
+            self.truncated.add(f"directories deeper than {tree.MAX_DEPTH}")
             return
         try:
             inner = tree.open_directory(lower, name)
         except OSError:
-            self.truncated.append("directories of the host that cannot be read")
+            self.truncated.add("directories of the host that cannot be read")
             return
         try:
             for child in tree.names(inner, self.max_entries)[0]:
+                if self.full():
+                    return
                 self.gone(inner, child, f"{path}/{child}", depth + 1)
         finally:
             os.close(inner)

@@ -4,6 +4,7 @@
 ``Table`` knows them by path and by identity (device and inode), since a bind mount gives a place a second path.
 """
 
+import functools
 import os
 import re
 import time
@@ -39,17 +40,25 @@ def facts(state: str = "", environ: Mapping[str, str] | None = None) -> Facts:
     """The facts for this process. ``state`` is nsbox's run-time state directory."""
     env = os.environ if environ is None else environ
     home = os.path.realpath(env.get("HOME") or "/nonexistent")
-    homes = {home, "/root", *(entry[1] for entry in _passwd() if _ordinary(entry[0]))}
-    try:
-        homes.update(f"/home/{name}" for name in os.listdir("/home"))
-    except OSError:
-        pass
     cache = os.path.join(env.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "nsbox")
     own = {os.path.realpath(path) for path in ("/run/nsbox", state, cache) if path}
     wanted = raw_table(home)["environment"]
     named = tuple((name, env[name]) for name in wanted if env.get(name))
-    real = {os.path.realpath(path) for path in homes if os.path.isdir(path)} - {"/"}
-    return Facts(home, tuple(sorted(real)), tuple(sorted(own)), named)
+    homes = _homes(_stamp("/etc/passwd"), _stamp("/home"))
+    if os.path.isdir(home) and home != "/" and home not in homes:
+        homes = (*homes, home)
+    return Facts(home, homes, tuple(sorted(own)), named)
+
+
+@functools.lru_cache(maxsize=4)
+def _homes(*_stamps: str) -> tuple[str, ...]:
+    """Every home directory that is there; asked again when the files that know them have changed."""
+    homes = {"/root", *(entry[1] for entry in _passwd() if _ordinary(entry[0]))}
+    try:
+        homes.update(f"/home/{name}" for name in os.listdir("/home"))
+    except OSError:
+        pass
+    return tuple(sorted({os.path.realpath(path) for path in homes if os.path.isdir(path)} - {"/"}))
 
 
 def _ordinary(uid: int) -> bool:

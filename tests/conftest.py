@@ -17,7 +17,7 @@ PATIENCE_S = 3.0
 # Made in the temporary directory by the build or by pytest, not by a sandbox.
 NOT_OURS = ("nsbox-bootstrap.", "nsbox-build-", "nsbox-ci.")
 # Kept as long as the process lives: what each kind of sandbox is built on, and groups made ahead for the next launches.
-KEPT = re.compile(r"/nsbox/skeleton|/nsbox/[^/]+/\d+-ready")
+KEPT = re.compile(r"/nsbox/skeleton|/nsbox/\d+-\d+( \(deleted\))?$|/nsbox/[^/]+/\d+-ready")
 
 Snapshot = dict[str, set[str]]
 

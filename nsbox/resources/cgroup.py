@@ -64,8 +64,10 @@ class Cgroup:
     def counters(self) -> dict[str, int | None]:
         """Everything in COUNTERS; None where the kernel does not tell. Costs some tens of microseconds."""
         found: dict[str, int | None] = dict.fromkeys(COUNTERS)
-        for group in self._groups:
-            found |= group.counters()
+        # On a hybrid host both trees count processor time, from slightly different moments on: v2 has the last word, as
+        # in ``cpu_usage_us``.
+        for group in sorted(self._groups, key=lambda group: group is self._v2):
+            found |= {name: value for name, value in group.counters().items() if value is not None}
         return found
 
     def cpu_usage_us(self) -> int | None:
@@ -186,6 +188,7 @@ class Hierarchy:
         try:
             for _ in range(missing):
                 fresh = self._fresh(wanted, "ready")  # type: ignore[arg-type]
+                fresh.counters()  # opens what will be read at the end
                 with self._lock:
                     self._ready.append(fresh)
         except HostError:

@@ -170,6 +170,21 @@ class BaseGroup:
             fd = self.files[name] = os.open(name, flags | os.O_CLOEXEC, dir_fd=self.fd)
         return fd
 
+    def text(self, name: str) -> str | None:
+        """What a control file says, None where the kernel has no such file. Its descriptor is kept: the second reading,
+        which is mostly the one at the end of a run, is one system call."""
+        try:
+            fd = self.files[name] if name in self.files else self.open(name)
+            return os.pread(fd, 16384, 0).decode() if fd >= 0 else None
+        except OSError:
+            self.files.setdefault(name, -1)
+            return None
+
+    def number(self, name: str) -> int | None:
+        """A control file that holds one number; None where there is none, or it says "max"."""
+        text = (self.text(name) or "").strip()
+        return int(text) if text.isdigit() else None
+
     def shut(self, name: str) -> None:
         """Close what ``open`` keeps."""
         fd = self.files.pop(name, -1)

@@ -96,28 +96,28 @@ class Group(BaseGroup):
         """What this hierarchy knows."""
         found: dict[str, int | None] = {}
         if "memory" in self.controllers:
-            found["memory_peak_bytes"] = fs.number_at(self.fd, "memory.max_usage_in_bytes")
-            found["memory_failcnt"] = fs.number_at(self.fd, "memory.failcnt")
+            found["memory_peak_bytes"] = self.number("memory.max_usage_in_bytes")
+            found["memory_failcnt"] = self.number("memory.failcnt")
             # oom_kill came with Linux 4.13
-            found["oom_kills"] = fs.flat(fs.read_at(self.fd, "memory.oom_control")).get("oom_kill")
+            found["oom_kills"] = fs.flat(self.text("memory.oom_control")).get("oom_kill")
         if "pids" in self.controllers:
-            found["pids_peak"] = fs.number_at(self.fd, "pids.peak")  # Linux 6.11
-            found["pids_events"] = fs.flat(fs.read_at(self.fd, "pids.events")).get("max")
+            found["pids_peak"] = self.number("pids.peak")  # Linux 6.11
+            found["pids_events"] = fs.flat(self.text("pids.events")).get("max")
         if "cpu" in self.controllers:
-            stat = fs.flat(fs.read_at(self.fd, "cpu.stat"))
+            stat = fs.flat(self.text("cpu.stat"))
             found["cpu_throttled_count"] = stat.get("nr_throttled")
             found["cpu_throttled_us"] = stat["throttled_time"] // 1000 if "throttled_time" in stat else None
         if "cpuacct" in self.controllers:
             found |= self._cpu_time()
         if "blkio" in self.controllers:
-            text = fs.read_at(self.fd, "blkio.throttle.io_service_bytes_recursive")
+            text = self.text("blkio.throttle.io_service_bytes_recursive")
             rows = [row for row in (line.split() for line in (text or "").splitlines()) if len(row) == 3]
             for name, kind in (("io_read_bytes", "Read"), ("io_write_bytes", "Write")):
                 found[name] = sum(int(row[2]) for row in rows if row[1] == kind) if text is not None else None
         return found
 
     def _cpu_time(self) -> dict[str, int | None]:
-        stat = fs.flat(fs.read_at(self.fd, "cpuacct.stat"))
+        stat = fs.flat(self.text("cpuacct.stat"))
         found: dict[str, int | None] = {"cpu_usage_us": self.cpu_usage_us()}
         for name, kind in (("cpu_user_us", "user"), ("cpu_system_us", "system")):
             found[name] = stat[kind] * _TICK_US if kind in stat else None

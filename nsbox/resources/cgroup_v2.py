@@ -171,13 +171,13 @@ class Group(BaseGroup):
         """What this tree knows; the time processes waited for a resource is under ``pressure_*_us``."""
         found: dict[str, int | None] = {}
         if "memory" in self.controllers:
-            events = fs.flat(fs.read_at(self.fd, "memory.events"))
-            found["memory_peak_bytes"] = fs.number_at(self.fd, "memory.peak")  # Linux 5.19
+            events = fs.flat(self.text("memory.events"))
+            found["memory_peak_bytes"] = self.number("memory.peak")  # Linux 5.19
             found["memory_failcnt"], found["oom_kills"] = events.get("max"), events.get("oom_kill")
         if "pids" in self.controllers:
-            found["pids_peak"] = fs.number_at(self.fd, "pids.peak")  # Linux 6.11
-            found["pids_events"] = fs.flat(fs.read_at(self.fd, "pids.events")).get("max")
-        stat = fs.flat(fs.read_at(self.fd, "cpu.stat"))
+            found["pids_peak"] = self.number("pids.peak")  # Linux 6.11
+            found["pids_events"] = fs.flat(self.text("pids.events")).get("max")
+        stat = fs.flat(self.text("cpu.stat"))
         for name in ("usage", "user", "system"):
             found[f"cpu_{name}_us"] = stat.get(f"{name}_usec")
         if "cpu" in self.controllers:
@@ -185,12 +185,12 @@ class Group(BaseGroup):
                 stat.get("nr_throttled"),
                 stat.get("throttled_usec"),
             )
-        if "io" in self.controllers and (text := fs.read_at(self.fd, "io.stat")) is not None:
+        if "io" in self.controllers and (text := self.text("io.stat")) is not None:
             pairs = [pair.partition("=") for pair in text.split() if "=" in pair]
             found["io_read_bytes"] = sum(int(value) for key, _, value in pairs if key == "rbytes")
             found["io_write_bytes"] = sum(int(value) for key, _, value in pairs if key == "wbytes")
         for name in ("cpu", "io", "memory"):
-            found[f"pressure_{name}_us"] = _stalled_us(fs.read_at(self.fd, f"{name}.pressure"))
+            found[f"pressure_{name}_us"] = _stalled_us(self.text(f"{name}.pressure"))
         return found
 
     def cpu_usage_us(self) -> int:

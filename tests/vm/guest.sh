@@ -20,7 +20,7 @@ ip link set lo up
 
 mount_v1() {
     mkdir "/sys/fs/cgroup/$1"
-    mount -t cgroup -o "$1" cgroup "/sys/fs/cgroup/$1" || rmdir "/sys/fs/cgroup/$1"
+    mount -t cgroup -o "$1" cgroup "/sys/fs/cgroup/$1" 2>/dev/null || rmdir "/sys/fs/cgroup/$1"
 }
 case $vm_cgroup in
 v2)
@@ -40,6 +40,8 @@ hybrid | v1)
     ;;
 esac
 
+mkdir -p /mnt/memory
+mount -t tmpfs -o mode=1777 tmpfs /mnt/memory
 if command -v mkfs.ext4 >/dev/null && mkfs.ext4 -q /dev/vda; then
     mkdir -p /mnt/disk
     mount -t ext4 /dev/vda /mnt/disk && chmod 1777 /mnt/disk

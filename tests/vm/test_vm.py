@@ -43,7 +43,8 @@ def _counts(report: Path) -> tuple[dict[str, int], list[str]]:
 
 def _row(kernel: str, folder: Path) -> tuple[dict[str, str], list[str]]:
     """A line of the table for one pass, and what went wrong in it."""
-    row, wrong = {"kernel": kernel, "caller": folder.name}, []
+    row = {"kernel": kernel, "caller": folder.name}
+    wrong: list[str] = []
     try:
         counts, wrong = _counts(folder / "junit.xml")
         row["tests"] = " ".join(f"{number} {kind}" for kind, number in counts.items() if number or kind == "passed")
