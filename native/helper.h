@@ -75,10 +75,11 @@ long enter_root(struct launch *l);
 struct net_task {
     char stack[32768] __attribute__((aligned(16)));
     const struct nsb_plan *plan;
-    int control, running, ns;
+    int control, running, ns, may_tell;
     long err;
 };
 long net_start(struct net_task *task, const struct nsb_plan *plan, int control);
+void net_may_tell(struct net_task *task);
 long net_finish(struct net_task *task);
 
 /* privileges.c */

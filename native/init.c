@@ -174,6 +174,7 @@ NORETURN void init_main(struct launch *l)
                         .payload = -1, .stamps = l->stamps};
     before_identity(l, &net);
     unsigned n = wait_for_maps(l, sources);
+    net_may_tell(&net);
     done(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
     if (!(plan->flags & NSB_HOST_SOURCES))
         n = open_own_sources(l, sources);

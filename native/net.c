@@ -92,6 +92,8 @@ static long furnish(struct net_task *task)
         ret = exchange(fds[1], plan_at((struct nsb_plan *)plan, plan->nft), plan->n_nft);
     for (uint32_t i = 0; ret >= 0 && i < plan->n_sockets; i++)
         ret = fds[n++] = make_socket(plan, &sockets[i]);
+    while (ret >= 0 && !__atomic_load_n(&task->may_tell, __ATOMIC_ACQUIRE))
+        NSB_CALL(__NR_futex, &task->may_tell, FUTEX_WAIT, 0, 0, 0, 0);
     if (ret >= 0)
         ret = send_packet(task->control, &msg, sizeof msg, fds, n);
     while (n)
@@ -121,9 +123,17 @@ long net_start(struct net_task *task, const struct nsb_plan *plan, int control)
     task->plan = plan;
     task->control = control;
     task->running = 1;
+    task->may_tell = 0;
     task->ns = -1;
     long ret = nsb_thread(__NR_clone, flags, task->stack + sizeof task->stack, make_namespace, task, &task->running);
     return ret < 0 ? ret : 0;
+}
+
+/* The zygote has told the host side of the clone: from here on the thread may say things on the same socket. */
+void net_may_tell(struct net_task *task)
+{
+    __atomic_store_n(&task->may_tell, 1, __ATOMIC_RELEASE);
+    NSB_CALL(__NR_futex, &task->may_tell, FUTEX_WAKE, 1, 0, 0, 0);
 }
 
 /* Waits until the thread is gone: from here on init is single-threaded, as everything that gives up privileges wants. */

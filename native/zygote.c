@@ -149,8 +149,9 @@ static int open_sources(const struct nsb_plan *plan, int process, int *fds, stru
 }
 
 /* What the zygote owes a child that waits for it: maps, sources, and the packet that says both are there. */
-static int equip(const struct nsb_plan *plan, long pid, int sync, struct failure *why)
+static int equip(const struct nsb_plan *plan, long pid, int sync, int control, int pidfd, struct failure *why)
 {
+    const struct nsb_msg cloned = {.type = NSB_MSG_CLONED, .pid = (int)pid};
     int fds[NSB_MAX_SOURCES + 1], n = 0;
     char go = 0;
     OWNED_FD process = open_process(pid);
@@ -165,6 +166,9 @@ static int equip(const struct nsb_plan *plan, long pid, int sync, struct failure
         n = ret = open_sources(plan, process, fds, why);
         ret = (int)fault_at(plan, NSB_STAGE_SOURCE, ret);
     }
+    /* init talks on the same socket as soon as it may go on; the host side is told of the clone before. */
+    if (ret >= 0)
+        ret = (int)send_packet(control, &cloned, sizeof cloned, &pidfd, 1);
     if (ret >= 0)
         ret = (int)send_packet(sync, &go, sizeof go, fds, (unsigned)n);
     while (n > 0) /* open_sources() answers none when it fails */
@@ -201,15 +205,13 @@ static void launch(struct zygote *z, struct launch *l)
     OWNED_FD pidfd = pidfd_number;
     why.err = pid < 0 ? (int)pid : (int)fault_at(l->plan, NSB_STAGE_CLONE, 0);
     if (why.err == 0)
-        why.err = equip(l->plan, pid, ours, &why);
+        why.err = equip(l->plan, pid, ours, l->command.control, pidfd, &why);
     if (why.err < 0) {
         /* init, if there is one, waits on the other end of ours and ends with it. */
         if (pid > 0)
             NSB_CALL(__NR_kill, pid, KILL);
         return report(l->command.control, NSB_MSG_FAILED, &why, 0);
     }
-    struct nsb_msg cloned = {.type = NSB_MSG_CLONED, .pid = (int)pid};
-    send_packet(l->command.control, &cloned, sizeof cloned, &pidfd, 1);
 }
 
 /* fds: the blob, what take_descriptors() expects, the cgroup for CLONE_INTO_CGROUP, the pipe of secrets. */

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nsbox.crossing import Crossing, target_of
+from nsbox.crossing import Crossing, Review, target_of
 from nsbox.errors import CommandError, SpecError
 from nsbox.launch import launch, prepare
 from nsbox.report import Result
@@ -23,7 +23,9 @@ def run(
     env: Mapping[str, str] | None = None,
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
+    tty: bool | Callable[[int], object] = False,
     log: Any = None,
+    review: Review | None = None,
     **options: Any,
 ) -> Result:
     """Run one command in one fresh sandbox and throw the sandbox away.
@@ -31,9 +33,11 @@ def run(
     ``argv`` is a list, never shell text. ``stdin`` is what the command reads: bytes, text, or a descriptor that is
     passed on as it comes (nothing when None). ``options`` are those of ``Spec``; given with ``spec`` they change a copy
     of it, given with ``profile`` they win over it. A callback gets a stream as it comes, and that stream is then not
-    kept. ``log`` is where the boundary log goes: a path, a descriptor, a callable, a logger. Raises SpecError for bad
-    input, HostError for a layer that the host lacks, SetupError for a step that failed, CommandError when the command
-    cannot be executed, LogError when the log cannot be written; how the command itself ended is in the Result.
+    kept. With ``tty`` its streams are one terminal of the sandbox, read as stdout; a callable is told the
+    descriptor of its master, to set the size. ``log`` is where the boundary log goes: a path, a descriptor, a callable,
+    a logger. ``review`` is shown what changed as text before it is exported or applied, and says whether it may be. Raises SpecError for bad input,
+    HostError for a layer that the host lacks, SetupError for a step that failed, CommandError when the command cannot
+    be executed, LogError when the log cannot be written; how the command itself ended is in the Result.
     """
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}
@@ -43,14 +47,19 @@ def run(
         spec = Spec.from_profile(profile, **options)
     else:
         spec = spec.replace(**options) if spec else Spec.from_dict(options)
-    prepared = prepare(spec)
     words = [os.fsdecode(item) for item in argv] if not isinstance(argv, str | bytes) else []
-    crossing = Crossing(prepared, words, target_of(spec, log))
+    crossing = Crossing(spec, words, target_of(spec, log), review)
     data = stdin.encode() if isinstance(stdin, str) else stdin
     handle = None
     try:
-        handle = launch(prepared, argv, stdin=data is not None, on_network=crossing.on_network)
-        crossing.begin(handle)
+        handle = launch(
+            prepare(spec),
+            argv,
+            stdin=data is not None and not tty,
+            tty=bool(tty),
+            on_ready=crossing.begin,
+            on_network=crossing.on_network,
+        )
         limits = spec.limits
         watch = Run(
             handle,
@@ -59,6 +68,7 @@ def run(
             output=limits.output,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
+            tty=tty,
         )
         drive([watch])
         if isinstance(watch.error, CommandError):

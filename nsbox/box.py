@@ -11,8 +11,9 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from nsbox import watch
 from nsbox._native import lib
 from nsbox.encode import command
 from nsbox.errors import SandboxUnavailable
@@ -24,6 +25,9 @@ from nsbox.report import Result
 from nsbox.spec import Spec
 from nsbox.supervise import Run, drive
 
+if TYPE_CHECKING:
+    from nsbox.shell import Shell
+
 Callback = Callable[[bytes], object]
 START_TIMEOUT_S = 30.0
 
@@ -31,28 +35,36 @@ START_TIMEOUT_S = 30.0
 class Sandbox:
     """A sandbox that stays until it is closed. Use it with ``with``; ``close`` is idempotent.
 
-    Made from a Spec or from the options of one. Raises what ``nsbox.run`` raises. Memory, processors, processes and disk
-    are limits of the whole box; wall clock, processor time and output count for each command by itself. Any thread may
-    use it.
+    Made from a Spec or from the options of one. Raises what ``nsbox.run`` raises. Memory, processors, processes and
+    disk are limits of the whole box; wall clock, processor time and output count for each command by itself. Any
+    thread may use it.
     """
 
     _handle: Handle | None = None
     _files: Files | None = None
 
-    def __init__(self, spec: Spec | None = None, **options: Any) -> None:
+    def __init__(self, spec: Spec | None = None, *, log: Any = None, **options: Any) -> None:
         self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
         self.id = os.urandom(8).hex()
         self._lock = threading.Lock()
         self._processes: set[Process] = set()
         self._oom_kills = 0
-        self._prepared = prepare(self.spec)
         self.started_at = time.time()
-        self._start()
+        self._crossing = BoxCrossing(self.spec, self.id, target_of(self.spec, log))
+        try:
+            self._prepared = prepare(self.spec)
+            self._start()
+        except BaseException as error:
+            self._crossing.fail(error)
+            self._crossing.close()
+            raise
 
     def _start(self) -> None:
-        handle = launch(self._prepared, None)
+        crossing = self._crossing
+        handle = launch(self._prepared, None, on_ready=crossing.begin, on_network=crossing.on_network)
         try:
             _handshake(handle)
+            crossing.opened(handle)
             self._files = Files(handle.root_fd, handle.host_ids, self._prepared.plan.cwd)
         except BaseException:
             handle.close()
@@ -80,8 +92,8 @@ class Sandbox:
         stdin: bytes | str | int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        timeout: float | None = None,
-        max_output: int | None = None,
+        timeout: float | str | None = None,
+        max_output: int | str | None = None,
         background: bool = False,
         tty: bool = False,
         on_stdout: Callback | None = None,
@@ -90,7 +102,8 @@ class Sandbox:
         """Start a command. ``argv`` is a list, or shell text for ``sh -c``.
 
         ``stdin``: what it reads, a descriptor that is passed on as it comes, or PIPE. ``env`` is added to the box's
-        variables. ``timeout`` (seconds) and ``max_output`` (bytes of each stream) default to the box's. With
+        variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the box's;
+        ``"unlimited"`` is none. With
         ``background`` the processes that it leaves behind live on until the box ends; nobody reads their pipes then, so
         they should write to files. With ``tty`` its streams are one terminal of the sandbox, read as stdout. A callback
         gets a stream as it comes, and that stream is then not kept.
@@ -99,17 +112,18 @@ class Sandbox:
         plan, limits = self._prepared.plan, self.spec.limits
         flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
         flags |= lib.NSB_KEEP if background else 0
-        what = command(words, {**plan.env, **(env or {})}, cwd or plan.cwd, flags)
         with self._lock:
             if self._handle is None:
                 raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+            variables = {**plan.env, **self._handle.secret_variables(), **(env or {})}
+            what = command(words, variables, cwd or plan.cwd, flags)
             handle = start_command(self._handle, what)
         pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if stdin == PIPE else (-1, -1)
         run = Run(
             handle,
             stdin=pipe[0] if stdin == PIPE else stdin.encode() if isinstance(stdin, str) else stdin,
-            timeout=limits.timeout if timeout is None else timeout,
-            output=limits.output if max_output is None else max_output,
+            timeout=_or_default("timeout", timeout, limits.timeout),
+            output=_or_default("output", max_output, limits.output),
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             tty=tty,
@@ -121,6 +135,28 @@ class Sandbox:
     def run(self, argv: Sequence[Argument] | str, **options: Any) -> Result:
         """Run a command to its end; the keywords are those of ``popen``."""
         return self.popen(argv, **options).wait()
+
+    def shell(self, **options: Any) -> "Shell":
+        """A bash that keeps its state between commands; see ``nsbox.shell.Shell``."""
+        from nsbox.shell import Shell
+
+        return Shell(self, **options)
+
+    def terminal(
+        self, argv: Sequence[Argument] | str = ("bash",), *, rows: int = 24, columns: int = 80, **options: Any
+    ) -> Process:
+        """A command on a terminal of the sandbox's own, without a time limit unless one is given: write keys to it, read
+        its screen from ``output``, ``resize`` it. The other keywords are those of ``popen``."""
+        options = {"timeout": "unlimited", "max_output": "unlimited", "stdin": PIPE, **options}
+        options["env"] = {"TERM": "xterm", **(options.get("env") or {})}
+        process = self.popen(argv, tty=True, **options)
+        process.resize(rows, columns)
+        return process
+
+    def processes(self) -> list[int]:
+        """The host pids of all that runs inside, init first."""
+        handle = self._handle
+        return watch.processes(handle.pid) if handle is not None and handle.alive() else []
 
     def forget(self, process: Process) -> None:
         """A command is over."""
@@ -142,12 +178,47 @@ class Sandbox:
         """See ``Files.write_file``."""
         self.files.write_file(path, data, **options)
 
+    def changes(self) -> ChangeSet:
+        """What has changed in the workspace until now. Raises SpecError where there is none."""
+        return self._crossing.changes(self._open_handle())
+
+    def diff(self) -> str:
+        """The same as unified text for people."""
+        return self._crossing.diff(self._open_handle())
+
+    def export(self, directory: str | os.PathLike[str], *, allow_trusted: Collection[str] | bool = ()) -> Exported:
+        """Copy what was added or changed into a new or empty directory; see ``nsbox.transfer.export``."""
+        return self._crossing.export(self._open_handle(), os.fspath(directory), allow_trusted)
+
+    def apply(
+        self,
+        paths: Collection[str] | None = None,
+        *,
+        force: bool = False,
+        allow_trusted: Collection[str] | bool = (),
+    ) -> Applied:
+        """Write changes, those at or beneath ``paths`` if given, back into the workspace; see ``nsbox.transfer.apply``."""
+        return self._crossing.apply(self._open_handle(), paths, force, allow_trusted)
+
+    def _open_handle(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+        return handle
+
     def close(self) -> None:
-        """End every process inside and throw the box away. Whoever waits for a command in it gets SandboxUnavailable."""
+        """End every process inside and throw the box away. Waiting for a command then raises SandboxUnavailable."""
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is None:
             return
+        try:
+            self._crossing.ended(handle)
+        finally:
+            self._crossing.close()
+            self._close(handle)
+
+    def _close(self, handle: Handle) -> None:
         handle.close()
         self._files = None
         for process in list(self._processes):
@@ -165,6 +236,11 @@ class Sandbox:
         if self._handle is not None:
             warnings.warn(f"sandbox {self.id} was never closed; use it with 'with'", ResourceWarning, stacklevel=2)
             self.close()
+
+
+def _or_default(name: str, value: Any, default: Any) -> Any:
+    """A limit of one command, in any form that a Spec takes."""
+    return default if value is None else getattr(Spec.from_dict({name: value}).limits, name)
 
 
 def _handshake(handle: Handle) -> None:

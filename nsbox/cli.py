@@ -12,9 +12,12 @@ from nsbox.errors import CommandError, NsboxError, SpecError
 
 USAGE = """\
 usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]        one fresh sandbox, one command, gone afterwards
+       nsbox shell [OPTIONS]                            an interactive shell in a fresh sandbox
        nsbox python [OPTIONS] FILE|-|-c CODE [ARG...]   this interpreter and its packages in a fresh sandbox
        nsbox profiles [NAME]                            the shipped profiles, or one of them in full
        nsbox doctor [--json]                            what this host can enforce, and what mends the rest
+       nsbox log [FILE] [--follow] [--sandbox ID]       the boundary log, readable
+       nsbox stats [FILE...] [--json] [--html FILE]     the numbers over boundary logs
        nsbox gc                                         remove what killed processes have left, and say what it was
        nsbox --version
 """
@@ -31,14 +34,30 @@ found.
 """
 _USAGES = {
     "run": "usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]\n\nRuns COMMAND in a fresh sandbox that is thrown away.\n",
+    "shell": """\
+usage: nsbox shell [OPTIONS]
+
+An interactive shell in a fresh sandbox, on a terminal of the sandbox's own. There is no time limit unless one is given.
+""",
     "python": """\
 usage: nsbox python [OPTIONS] FILE|-|-c CODE [ARG...]
 
 Runs Python code in a fresh sandbox that is thrown away, with this interpreter and its packages, read-only. Only FILE
 itself is shown inside, read-only too; - reads the code from standard input.
 """,
+    "log": """\
+usage: nsbox log [FILE] [OPTIONS]
+
+Prints a boundary log, one line for each event. FILE is $NSBOX_LOG where none is named.
+""",
+    "stats": """\
+usage: nsbox stats [FILE...] [OPTIONS]
+
+Counts over boundary logs, in any order: how much runs in sandboxes, how long they live, which limits are hit, what is
+let through, which secrets are present. FILE is $NSBOX_LOG where none is named.
+""",
 }
-_LATER = ("shell", "log", "stats", "bench", "selftest")
+_LATER = ("bench", "selftest")
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -78,6 +97,20 @@ def _run(arguments: list[str]) -> int:
     from nsbox.cli_run import run
 
     return run(values, command, RUN)
+
+
+def _shell(arguments: list[str]) -> int:
+    from nsbox.cli_options import RUN, help_text, parse
+
+    values, words = parse(arguments, RUN)
+    if values.get("help"):
+        _print(_USAGES["shell"] + help_text(RUN, _width()))
+        return 0
+    if words:
+        raise SpecError(f"shell: takes no command; for a command on a terminal: nsbox run --tty -- {words[0]}")
+    from nsbox.cli_shell import shell
+
+    return shell(values)
 
 
 def _python(arguments: list[str]) -> int:
@@ -122,6 +155,30 @@ def _doctor(arguments: list[str]) -> int:
     return 125 if any(fact.needed and not fact.ok for fact in found) else 0
 
 
+def _log(arguments: list[str]) -> int:
+    from nsbox.cli_options import LOG, help_text, parse
+
+    values, words = parse(arguments, LOG, anywhere=True)
+    if values.get("help"):
+        _print(_USAGES["log"] + help_text(LOG, _width()))
+        return 0
+    from nsbox import cli_log
+
+    return cli_log.show(values, words, _colour())
+
+
+def _stats(arguments: list[str]) -> int:
+    from nsbox.cli_options import STATS, help_text, parse
+
+    values, words = parse(arguments, STATS, anywhere=True)
+    if values.get("help"):
+        _print(_USAGES["stats"] + help_text(STATS, _width()))
+        return 0
+    from nsbox import cli_stats
+
+    return cli_stats.show(values, words)
+
+
 def _gc(arguments: list[str]) -> int:
     from nsbox.cli_options import HELP, parse
 
@@ -143,9 +200,12 @@ def _version() -> str:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
+    "shell": _shell,
     "python": _python,
     "profiles": _profiles,
     "doctor": _doctor,
+    "log": _log,
+    "stats": _stats,
     "gc": _gc,
 }
 

@@ -112,8 +112,10 @@ RUN = (
     *_group(
         "Input, output, messages",
         ("--stdin", ON, "", "pass this command's standard input on; without it the command reads nothing"),
+        ("--tty", ON, "", "give the command a terminal of the sandbox's own, joined to this one"),
         ("--report", TEXT, "FILE", "write the report there as JSON"),
         ("--json", ON, "", "write the report to standard output instead of what the command writes"),
+        ("--review", ON, "", "show what changed, and ask on the terminal before it is applied (or only exported)"),
         own=True,
     ),
     Option("--quiet", "quiet", ON, "", "say nothing but errors", "Input, output, messages", True, "-q"),
@@ -136,10 +138,22 @@ PYTHON = (
 )
 
 HELP = RUN[-1:]
+LOG = (
+    Option("--sandbox", "sandbox", TEXT, "ID", "one run as a story; the beginning of its id will do", "Options", True),
+    Option("--follow", "follow", ON, "", "go on with what is appended, until interrupted", "Options", True, "-f"),
+    Option("--json", "json", ON, "", "the events as JSON, one a line", "Options", True),
+    *HELP,
+)
+STATS = (
+    Option("--json", "json", ON, "", "the numbers as JSON", "Options", True),
+    Option("--html", "html", TEXT, "FILE", "a page with graphs that needs nothing else", "Options", True),
+    Option("--prometheus", "prometheus", ON, "", "the exposition format of Prometheus", "Options", True),
+    *HELP,
+)
 DOCTOR = (Option("--json", "json", ON, "", "every fact as JSON", "Options", True), *HELP)
 
 # Names that are reserved for what is to come, so that using them is told apart from a slip of the pen.
-_LATER = "tty"
+_LATER = ""
 NOT_YET = frozenset(f"--{word}" for word in _LATER.split())
 
 
@@ -148,23 +162,29 @@ def by_flag(table: Iterable[Option]) -> dict[str, Option]:
     return {flag: option for option in table for flag in (option.flag, option.short) if flag}
 
 
-def parse(arguments: Sequence[str], table: Iterable[Option], ends: str = "") -> tuple[dict[str, Any], list[str]]:
+def parse(
+    arguments: Sequence[str], table: Iterable[Option], ends: str = "", anywhere: bool = False
+) -> tuple[dict[str, Any], list[str]]:
     """Option values by key, and what follows them: from the first word that is no option, or after ``--``.
 
-    ``ends`` is an option that belongs to what follows. Raises SpecError for an option that is unknown or lacks a value.
+    ``ends`` is an option that belongs to what follows. With ``anywhere`` options may also stand behind words. Raises SpecError for an option that is unknown or lacks a value.
     """
     known, values, rest = by_flag(table), dict[str, Any](), list(arguments)
+    words: list[str] = []
     while rest:
         word = rest[0]
         if word == "--":
-            return values, rest[1:]
+            return values, words + rest[1:]
         if word == "-" or not word.startswith("-") or (ends and word.startswith(ends) and not word.startswith("--")):
-            break
+            if not anywhere:
+                break
+            words.append(rest.pop(0))
+            continue
         del rest[0]
         for flag, value in _split(word):
             option = known.get(flag) or _unknown(flag, known)
             _store(values, option, value, rest)
-    return values, rest
+    return values, words + rest
 
 
 def _split(word: str) -> list[tuple[str, str | None]]:

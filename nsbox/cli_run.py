@@ -5,9 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nsbox import api
+from nsbox import api, cli_review
 from nsbox.cli_options import Option
 from nsbox.cli_output import Output, say
+from nsbox.crossing import Review
 from nsbox.errors import NsboxError, SpecError
 from nsbox.launch import prepare
 from nsbox.report import SCHEMA, Result
@@ -29,9 +30,9 @@ def spec_of(values: Mapping[str, Any], table: Sequence[Option]) -> Spec:
     own = {option.key for option in table if option.own}
     options = {key: value for key, value in values.items() if key not in own}
     try:
-        if "profile" in values:
-            return Spec.from_profile(values["profile"], **options)
-        return Spec.from_dict(options)
+        spec = Spec.from_profile(values["profile"], **options) if "profile" in values else Spec.from_dict(options)
+        log = os.environ.get("NSBOX_LOG")
+        return spec if spec.log or not log else spec.replace(log=log)
     except SpecError as error:
         raise SpecError(as_flag(str(error), table)) from None
 
@@ -83,32 +84,51 @@ class Report:
 def run(values: Mapping[str, Any], command: Sequence[str], table: Sequence[Option]) -> int:
     """One fresh sandbox for ``command``; the exit status. Raises what ``nsbox.run`` raises."""
     report = Report(values, command)
+    terminal = cli_review.terminal(values)
     try:
-        spec = spec_of(values, table)
+        spec = spec_of({**values, **cli_review.options(values)}, table)
         if values.get("verbose"):
-            for line in prepare(spec).plan.describe():
-                say(line)
-        result = _run(values, spec, command, report)
+            _describe(spec)
+        result = _run(values, spec, command, report, terminal)
     except NsboxError as error:
         report.give_error(error)
         if isinstance(error, SpecError):
             raise SpecError(as_flag(str(error), table)) from None
         raise
+    finally:
+        if terminal is not None:
+            terminal.close()
     if report.wanted or values.get("json"):
         report.give(result.to_json())
     if not values.get("quiet"):
+        cli_review.tell(result, verbose=bool(values.get("verbose") or terminal))
         _tell(result, spec, bool(values.get("verbose")))
     return result.status
 
 
-def _run(values: Mapping[str, Any], spec: Spec, command: Sequence[str], report: Report) -> Result:
+def _describe(spec: Spec) -> None:
+    try:
+        lines = prepare(spec).plan.describe()
+    except NsboxError:  # said, and recorded, by the run itself
+        return
+    for line in lines:
+        say(line)
+
+
+def _run(
+    values: Mapping[str, Any], spec: Spec, command: Sequence[str], report: Report, review: Review | None
+) -> Result:
+    if values.get("tty"):
+        from nsbox import cli_shell
+
+        return cli_shell.run(spec, command, report)
     data = 0 if values.get("stdin") else None
     if values.get("json"):
-        return api.run(command, spec, stdin=data)
+        return api.run(command, spec, stdin=data, review=review)
     timeout = spec.limits.timeout
     deadline = None if timeout is None else time.monotonic() + timeout
     out, err = (Output(fd, deadline, keep=report.wanted) for fd in (1, 2))
-    result = api.run(command, spec, stdin=data, on_stdout=out.write, on_stderr=err.write)
+    result = api.run(command, spec, stdin=data, on_stdout=out.write, on_stderr=err.write, review=review)
     if report.wanted:
         result.stdout, result.stderr = b"".join(out.kept or ()), b"".join(err.kept or ())
     return result

@@ -111,6 +111,11 @@ def uninstall() -> None:
     _state.active = _state.enforce = False
 
 
+def installed() -> bool:
+    """Whether executions are counted at present."""
+    return _state.active
+
+
 def reset() -> None:
     """Begin at zero."""
     with _state.lock:

@@ -1,12 +1,13 @@
 """What crosses the boundary of one run: told to the log as it happens, taken out at the end as far as was asked for."""
 
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsbox.errors import NsboxError
-from nsbox.launch import Handle, Prepared
+from nsbox.errors import HostError, MountRefused, NsboxError, SpecError
+from nsbox.launch import Handle
 from nsbox.report import Result
 from nsbox.spec import Spec
 
@@ -18,142 +19,203 @@ if TYPE_CHECKING:
 
 WORKSPACE_UPPER = "u1"  # native/mounts.c: the overlay that the plan numbers 1
 _MODES = {"rw": "rw", "workspace": "cow"}
+#: Is shown the changes as text, and says whether they may be taken out.
+Review = Callable[[str], bool]
 
 
 class Crossing:
     """The record of one run. ``target``: where the log goes (see ``nsbox.boundary.make_sink``); None: nowhere.
 
-    When a log was asked for and cannot be written, LogError is raised and the run is over: fail closed.
+    When a log was asked for and cannot be written, LogError is raised and the run is over: fail closed. Raises SpecError
+    for a log that the payload could write to, and for an export that has no place to go to.
     """
 
-    def __init__(self, prepared: Prepared, argv: Sequence[str], target: Any = None) -> None:
-        self.prepared, self.argv = prepared, list(argv)
+    def __init__(self, spec: Spec, argv: Sequence[str], target: Any = None, review: Review | None = None) -> None:
+        self.spec, self.argv, self.review = spec, list(argv), review
         self.log: Log | None = None
-        self._record: Record | None = None
-        self._began = time.time()
-        self._failed: Exception | None = None
+        self.record: Record | None = None
+        self.began = time.time()
+        self._handle: Handle | None = None
+        self._failed: NsboxError | None = None
+        if spec.export is not None:
+            _check_export(spec.export)
         if target is not None:
             from nsbox import boundary
 
+            _check_log(target, spec)
             self.log = boundary.Log(target)
 
     def begin(self, handle: Handle) -> None:
-        """The sandbox exists: say what it is and what goes in."""
+        """Everything is known, and nothing runs yet: say what the sandbox is and what goes in."""
+        self._handle = handle
         if self.log is None:
+            return
+        if self.record is not None:  # a second attempt at the same launch
+            handle.id, handle.on_revoked = self.record.sandbox, self._revoked
             return
         from nsbox.boundary import open_egress
         from nsbox.record import Record
 
-        spec, verdict = self.prepared.spec, self.prepared.verdict
-        self._record = record = Record(self.log, handle.id, handle.masker())
-        handle.on_revoked = record.secret_revoked
+        spec, verdict = self.spec, handle.prepared.verdict
+        self.record = record = Record(self.log, handle.id, handle.masker())
+        handle.on_revoked = self._revoked
         record.start(
             self.argv,
             net=spec.net,
             open_egress=open_egress(spec.net, spec.allow),
             allow=spec.allow,
-            limits=spec.limits._asdict() if hasattr(spec.limits, "_asdict") else vars(spec.limits),
+            limits=vars(spec.limits),
             sensitive_mounts=[item._asdict() for item in verdict.let_through] if verdict else [],
             masked=[item._asdict() for item in verdict.masks] if verdict else [],
+            found=_credentials(spec),
+            max_lifetime_s=self.longest(),
             pid=os.getpid(),
         )
-        for source in self.prepared.plan.sources:
+        for source in handle.prepared.plan.sources:
             record.input(source.path, source.option, _MODES.get(source.option, "ro"))
         for secret in handle.secrets.secrets:
             record.secret_delivered(secret.name, secret.deliver, secret.ttl)
 
+    def longest(self) -> float | None:
+        """How many seconds the sandbox may exist."""
+        return self.spec.limits.timeout
+
     def on_network(self, event: str, fields: dict[str, Any]) -> None:
-        """From the gateway's thread. Trouble with the log is kept, and ends the run when it is noticed."""
-        if self._record is None or self._failed is not None:
+        """From the gateway's thread: where the log cannot be written, the sandbox ends, and its thread is told why."""
+        if self.record is not None:
+            self.tell(lambda record: record.event(event, **fields))
+
+    def _revoked(self, name: str, why: str) -> None:
+        self.tell(lambda record: record.secret_revoked(name, why))
+
+    def tell(self, event: "Callable[[Record], None]") -> None:
+        """Write an event from whatever thread; trouble with the log ends the sandbox."""
+        if self.record is None or self._failed is not None:
             return
         try:
-            self._record.event(event, **fields)
+            event(self.record)
         except NsboxError as error:
             self._failed = error
+            if self._handle is not None:
+                self._handle.kill()
 
     def outputs(self, handle: Handle) -> "ChangeSet | None":
-        """What the run changed in its workspace; None where there is no workspace."""
-        spec = self.prepared.spec
-        if spec.workspace is None or handle.scratch_fd < 0:
+        """What has changed in the workspace; None where there is none. Raises OSError."""
+        if self.spec.workspace is None or handle.scratch_fd < 0:
             return None
         from nsbox import changes
 
-        source = next(item for item in self.prepared.plan.sources if item.option == "workspace")
-        upper = self._upper(handle)
+        upper = upper_of(handle)
         try:
-            return changes.scan(upper, source.path, map_ids=handle.inside_id, look_for=handle.secrets.by_name())
+            return changes.scan(
+                upper, workspace_of(handle), map_ids=handle.inside_id, look_for=handle.secrets.by_name()
+            )
         finally:
             os.close(upper)
-
-    @staticmethod
-    def _upper(handle: Handle) -> int:
-        return os.open(WORKSPACE_UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle.scratch_fd)
 
     def take_out(self, handle: Handle, found: "ChangeSet", result: Result) -> None:
         """Export and apply, as the Spec says; ``result.boundary`` then tells what crossed and what was held back."""
         from nsbox import transfer
 
-        spec, verdicts = self.prepared.spec, {}
-        upper = self._upper(handle)
+        spec, verdicts = self.spec, {}
+        wanted = spec.apply and result.ok
+        upper = upper_of(handle)
         try:
+            if self.review is not None and (wanted or spec.export) and found.entries:
+                from nsbox import diff
+
+                if not self.review(diff.unified(found, upper, workspace_of(handle))):
+                    return _note(result, dict.fromkeys((e.path for e in found.entries), ("seen", "declined")))
             if spec.export is not None:
-                verdicts.update(
-                    _verdicts("exported", transfer.export(found, upper, spec.export, allow_trusted=spec.allow_trusted))
-                )
-            if spec.apply and result.ok:
-                source = next(item for item in self.prepared.plan.sources if item.option == "workspace")
-                applied = transfer.apply(
-                    found, upper, source.path, allow_trusted=spec.allow_trusted, since_ns=int(self._began * 1e9)
-                )
+                exported = transfer.export(found, upper, spec.export, allow_trusted=spec.allow_trusted)
+                verdicts.update(_verdicts("exported", exported))
+            if wanted:
+                since, allowed = int(self.began * 1e9), spec.allow_trusted
+                applied = transfer.apply(found, upper, workspace_of(handle), allow_trusted=allowed, since_ns=since)
                 verdicts.update(_verdicts("applied", applied))
         finally:
             os.close(upper)
-        for entry in result.boundary["outputs"]:
-            action, why = verdicts.get(entry["path"], ("seen", ""))
-            entry["action"] = action
-            if why:
-                entry["why"] = why
+        _note(result, verdicts)
 
     def finish(self, handle: Handle, result: Result) -> None:
-        """The run is over: outputs, limits, destinations, the end. Raises LogError."""
+        """The run is over: limits, outputs, the end. Raises LogError, and SpecError for an incomplete set to apply."""
+        lifetime = time.time() - self.began
+        if self._failed is not None:
+            raise self._failed
+        if self.record is not None:  # before anything is taken out: a log that fails by now stops it
+            self._end_of_secrets(handle)
+            for hit in result.limits_hit:
+                self.record.limit(hit["limit"], hit["value"], hit["count"], hit["first_at"] - self.began)
         found = self.outputs(handle)
         if found is not None:
             result.boundary["outputs"] = [entry.report() for entry in found.entries]
-            if self.prepared.spec.export is not None or self.prepared.spec.apply:
+            if self.spec.export is not None or self.spec.apply:
                 self.take_out(handle, found, result)
-        if self._record is None:
+        if self.record is None:
             return
-        if self._failed is not None:
-            raise self._failed
         for entry in result.boundary["outputs"]:
             fields = dict(entry)
-            self._record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
+            self.record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
+        ended = {name: getattr(result, name) for name in ("exit_code", "signal", "usage", "timing")}
+        self.record.end(result.reason, lifetime, **ended)
+        self._covered()
+
+    def _end_of_secrets(self, handle: Handle) -> None:
         for secret in handle.secrets.secrets:
-            if secret.name not in handle.revoked_at:
-                self._record.secret_revoked(secret.name, "end")
-        for hit in result.limits_hit:
-            self._record.limit(hit["limit"], hit["value"], hit["count"], hit["first_at"] - self._began)
-        self._record.end(
-            result.reason,
-            time.time() - self._began,
-            exit_code=result.exit_code,
-            signal=result.signal,
-            usage=result.usage,
-            timing=result.timing,
-        )
+            if self.record is not None and secret.name not in handle.revoked_at:
+                self.record.secret_revoked(secret.name, "end")
+
+    def _covered(self) -> None:
+        """What this process executes inside and past the sandboxes, where it is counted."""
+        counter = sys.modules.get("nsbox.coverage")
+        if counter is not None and counter.installed() and self.log is not None:
+            from nsbox.record import Record
+
+            Record(self.log, "").coverage(counter.snapshot())
 
     def fail(self, error: BaseException) -> None:
-        """The run came to nothing; the record gets its end as far as it can be written."""
-        if self._record is not None:
-            try:
-                self._record.end("error", time.time() - self._began, detail=str(error))
-            except NsboxError:
+        """The run came to nothing: its record gets an end, or a refusal, as far as that can be written."""
+        if self.log is None:
+            return
+        from nsbox.boundary import LogError
+        from nsbox.record import Record
+
+        try:
+            if isinstance(self._failed or error, LogError):
                 return
+            if self.record is not None:
+                reason = "error" if isinstance(error, Exception) else "cancelled"
+                self.record.end(reason, time.time() - self.began, detail=str(error) or type(error).__name__)
+            elif isinstance(error, MountRefused):
+                Record(self.log, "").refusal("guard", error.why, error.path, error.word)
+            elif isinstance(error, NsboxError):
+                kind = "host" if isinstance(error, HostError) else "spec"
+                Record(self.log, "").refusal(kind, str(error))
+        except NsboxError:
+            return
 
     def close(self) -> None:
         """Close the log. Idempotent."""
         if self.log is not None:
             self.log.close()
+
+
+def upper_of(handle: Handle) -> int:
+    """A descriptor of the workspace's upper directory; the caller closes it."""
+    return os.open(WORKSPACE_UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle.scratch_fd)
+
+
+def workspace_of(handle: Handle) -> str:
+    """The workspace's own directory on the host, canonical since the launch."""
+    return next(item.path for item in handle.prepared.plan.sources if item.option == "workspace")
+
+
+def _note(result: Result, verdicts: dict[str, tuple[str, str]]) -> None:
+    for entry in result.boundary["outputs"]:
+        action, why = verdicts.get(entry["path"], ("seen", ""))
+        entry["action"] = action
+        if why:
+            entry["why"] = why
 
 
 def _verdicts(done: str, outcome: "Exported | Applied") -> dict[str, tuple[str, str]]:
@@ -164,6 +226,39 @@ def _verdicts(done: str, outcome: "Exported | Applied") -> dict[str, tuple[str, 
         for held in getattr(outcome, name, ()):
             out[held.path] = ({"conflicts": "conflict"}.get(name, name), held.why)
     return out
+
+
+def _check_export(path: str) -> None:
+    """A directory that is not empty is told before anything runs."""
+    try:
+        with os.scandir(path) as entries:
+            if next(entries, None) is not None:
+                raise SpecError(f"export: {path!r} is not empty; name a new or empty directory")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SpecError(f"export: {path!r}: {error.strerror}; name a new or empty directory") from None
+
+
+def _check_log(target: Any, spec: Spec) -> None:
+    """A log that the payload could change is none."""
+    if not isinstance(target, str | os.PathLike) or target == "otel":
+        return
+    from nsbox.boundary import exposed_by
+
+    path = os.fspath(target)
+    shown = exposed_by(path, [os.path.realpath(bind.source) for bind in spec.rw])
+    if shown is not None:
+        raise SpecError(f"log: {path!r} lies in {shown!r}, which the sandbox may write to; name another place")
+
+
+def _credentials(spec: Spec) -> list[str]:
+    """Variables that are given to the sandbox and look like credentials."""
+    if not spec.env:
+        return []
+    from nsbox import guard
+
+    return [name for name in spec.env if guard.variable(name)]
 
 
 def target_of(spec: Spec, log: Any) -> Any:

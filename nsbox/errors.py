@@ -15,6 +15,14 @@ class SpecError(NsboxError, ValueError):
     """What the caller asked for is malformed or contradicts itself. Nothing was started."""
 
 
+class MountRefused(SpecError):
+    """The guard refuses a mount: the sensitive ``path``, ``why``, and the ``word`` that lets it through."""
+
+    def __init__(self, message: str, *, path: str, why: str, word: str) -> None:
+        super().__init__(message)
+        self.path, self.why, self.word = path, why, word
+
+
 class HostError(NsboxError, OSError):
     """The host lacks a layer that was asked for. ``remedy`` says what mends it."""
 

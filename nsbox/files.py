@@ -1,157 +1,26 @@
-"""The files of a sandbox, from outside and without a process inside.
-
-Every path is resolved by openat2(2) with the sandbox's root as the end of the world (RESOLVE_IN_ROOT, no magic links),
-so that no link that the payload plants leads out. A privileged caller acts with the payload's ids while it does so: it
-can read and write what the payload can, and nothing more. Only regular files are read or written, and none of /proc,
-where what a file is depends on who reads it."""
+"""The files of a sandbox, from outside and without a process inside; see ``nsbox.rooted`` for what makes that safe."""
 
 import contextlib
 import errno
 import os
 import stat
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
-from nsbox._native import lib
-from nsbox.spec import path_text
+from nsbox.rooted import DIRECTORY, MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, O_PATH, Entries, Entry, PathLike, Rooted, entry
 
 if TYPE_CHECKING:
-    from nsbox.archive import Skipped
-    from nsbox.find import Match
+    from nsbox.archive import Skips
+    from nsbox.find import Matches
 
-RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10  # openat2(2)
-O_PATH = os.O_PATH
-MAX_BYTES = 100 << 20  #: default cap of one read
-MAX_ENTRIES = 100_000  #: of one directory, or of one walk
-MAX_DEPTH = 128  #: of a walk: each level holds a descriptor
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-PathLike = str | os.PathLike[str]
+__all__ = ["Entry", "Files"]
 
 
-class Entry(NamedTuple):
-    """One entry of a directory inside. ``kind`` is file, dir, symlink, fifo, socket, char or block."""
-
-    name: str
-    kind: str
-    size: int
-    mode: int
-    mtime: float
+Names = list[str]
 
 
-Entries = list[Entry]
-
-_KINDS = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "dir",
-    stat.S_IFLNK: "symlink",
-    stat.S_IFIFO: "fifo",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "char",
-    stat.S_IFBLK: "block",
-}
-
-
-def entry(name: str, status: os.stat_result) -> Entry:
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
-    return Entry(name, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime)
-
-
-class Files:
-    """File operations beneath ``root``, an O_PATH descriptor, of which this keeps a copy."""
-
-    _root = -1
-
-    def __init__(self, root: int, ids: tuple[int, int] | None, cwd: str) -> None:
-        self._root = os.dup(root)
-        self._ids = ids
-        self._cwd = cwd
-        self._proc = self._device("/proc")
-
-    def __del__(self) -> None:
-        # Not earlier: another thread may be in the midst of an operation.
-        if self._root >= 0:
-            os.close(self._root)
-
-    def _device(self, path: str) -> int:
-        try:
-            fd = self.open(path, O_PATH)
-        except OSError:
-            return -1
-        try:
-            return os.fstat(fd).st_dev
-        finally:
-            os.close(fd)
-
-    @contextlib.contextmanager
-    def as_payload(self) -> Iterator[None]:
-        """This thread acts with the payload's ids meanwhile."""
-        if self._ids is None:
-            yield
-            return
-        own = os.geteuid(), os.getegid()
-        if lib.nsb_act_as(*self._ids) < 0:
-            lib.nsb_act_as(*own)
-            raise PermissionError(errno.EPERM, "cannot act with the sandbox's ids")
-        try:
-            yield
-        finally:
-            lib.nsb_act_as(*own)
-
-    def full(self, path: PathLike) -> str:
-        """The absolute path inside; a relative one starts where the box's commands do."""
-        text = path_text("path", path)
-        return text if text.startswith("/") else f"{self._cwd.rstrip('/')}/{text}"
-
-    def open(self, path: str, flags: int, mode: int = 0) -> int:
-        """openat2(2) of an absolute path inside. The caller closes the descriptor."""
-        resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
-        if not flags & O_PATH:  # openat2(2) refuses what means nothing together
-            flags |= os.O_NOCTTY
-        fd = int(lib.nsb_open_in(self._root, os.fsencode(path), flags, mode, resolve))
-        if fd < 0:
-            raise OSError(-fd, os.strerror(-fd), path)
-        return fd
-
-    @contextlib.contextmanager
-    def parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """(descriptor of the directory, last name) of ``path``."""
-        folder, name = os.path.split(path.rstrip("/") or "/")
-        if name in ("", ".", ".."):
-            raise OSError(errno.EINVAL, "the path does not name an entry", path)
-        if make:
-            self._make_folders(folder)
-        fd = self.open(folder, O_PATH | os.O_DIRECTORY)
-        try:
-            yield fd, name
-        finally:
-            os.close(fd)
-
-    def _make_folders(self, path: str) -> None:
-        done = ""
-        for part in path.split("/"):
-            if part in ("", "."):
-                continue
-            parent, done = done or "/", f"{done}/{part}"
-            try:
-                os.close(self.open(done, O_PATH | os.O_DIRECTORY))
-            except FileNotFoundError:
-                fd = self.open(parent, O_PATH | os.O_DIRECTORY)
-                try:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(part, 0o755, dir_fd=fd)
-                finally:
-                    os.close(fd)
-
-    def open_regular(self, path: str, flags: int, mode: int = 0) -> int:
-        """A regular file, opened. Raises IsADirectoryError, or OSError (EINVAL) for what else is no file."""
-        fd = self.open(path, flags | os.O_NONBLOCK, mode)
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode) and status.st_dev != self._proc:
-            return fd
-        os.close(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        raise OSError(errno.EINVAL, "not a regular file, or one of /proc: use a command", path)
+class Files(Rooted):
+    """File operations inside. Paths are absolute, or start where the box's commands do."""
 
     def read_file(self, path: PathLike, *, max_bytes: int = MAX_BYTES) -> bytes:
         """The bytes of a regular file. Raises FileNotFoundError, IsADirectoryError, PermissionError, or OSError (EFBIG)
@@ -179,14 +48,6 @@ class Files:
                 view = memoryview(content)
                 while view:
                     view = view[file.write(view) :]
-
-    def create(self, path: str, mode: int, flags: int = 0) -> int:
-        """An empty regular file at an absolute path, open for writing; makes missing parents."""
-        with self.parent(path, make=True):
-            pass
-        fd = self.open_regular(path, os.O_WRONLY | os.O_CREAT | flags, mode & 0o777)
-        os.ftruncate(fd, 0)
-        return fd
 
     def list(self, path: PathLike = ".") -> Entries:
         """What a directory holds, by name. Raises OSError (E2BIG) for more than MAX_ENTRIES entries."""
@@ -252,37 +113,37 @@ class Files:
         ):
             os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
-    def glob(self, pattern: str) -> "list[str]":
+    def glob(self, pattern: str) -> Names:
         """See ``nsbox.find.glob``."""
         from nsbox import find
 
         return find.glob(self, pattern)
 
-    def grep(self, pattern: str, path: PathLike = ".", **options: object) -> "list[Match]":
+    def grep(self, pattern: str, path: PathLike = ".", **options: object) -> "Matches":
         """See ``nsbox.find.grep``."""
         from nsbox import find
 
         return find.grep(self, pattern, path, **options)  # type: ignore[arg-type]
 
-    def upload(self, source: PathLike, target: PathLike = ".") -> "list[Skipped]":
+    def upload(self, source: PathLike, target: PathLike = ".") -> "Skips":
         """See ``nsbox.archive.upload``."""
         from nsbox import archive
 
         return archive.upload(self, source, target)
 
-    def download(self, source: PathLike, target: PathLike) -> "list[Skipped]":
+    def download(self, source: PathLike, target: PathLike) -> "Skips":
         """See ``nsbox.archive.download``."""
         from nsbox import archive
 
         return archive.download(self, source, target)
 
-    def put_tar(self, stream: BinaryIO, target: PathLike = ".") -> "list[Skipped]":
+    def put_tar(self, stream: BinaryIO, target: PathLike = ".") -> "Skips":
         """See ``nsbox.archive.put_tar``."""
         from nsbox import archive
 
         return archive.put_tar(self, stream, target)
 
-    def get_tar(self, source: PathLike, stream: BinaryIO) -> "list[Skipped]":
+    def get_tar(self, source: PathLike, stream: BinaryIO) -> "Skips":
         """See ``nsbox.archive.get_tar``."""
         from nsbox import archive
 
@@ -291,7 +152,7 @@ class Files:
 
 def _members(fd: int, most: int) -> Iterator[tuple[str, os.stat_result]]:
     """Names in a directory, sorted, with what each is itself. Raises OSError (E2BIG) for more than ``most``."""
-    names = []
+    names: list[str] = []
     with os.scandir(fd) as found:
         for item in found:
             if len(names) >= most:
@@ -310,7 +171,7 @@ def _walk(fd: int, prefix: str, found: Entries, most: int, depth: int) -> None:
         if not stat.S_ISDIR(status.st_mode) or depth >= MAX_DEPTH:
             continue
         try:
-            below = os.open(name, _DIRECTORY, dir_fd=fd)
+            below = os.open(name, DIRECTORY, dir_fd=fd)
         except OSError:  # it has gone or become a link meanwhile, or is not the payload's to read
             continue
         try:
@@ -326,7 +187,7 @@ def _remove(folder: int, name: str, recursive: bool, depth: int = 0) -> None:
     if recursive:
         if depth > MAX_DEPTH:
             raise OSError(errno.ENAMETOOLONG, f"more than {MAX_DEPTH} directories deep: use a command", name)
-        fd = os.open(name, _DIRECTORY, dir_fd=folder)
+        fd = os.open(name, DIRECTORY, dir_fd=folder)
         try:
             for child in os.listdir(fd):
                 with contextlib.suppress(FileNotFoundError):

@@ -10,6 +10,7 @@ import itertools
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nsbox import _native, janitor, probe, secrets
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Compiled, Ids, command, command_blob, compile_plan, launch_blob, waiting
-from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SetupError, SpecError
+from nsbox.errors import HostError, MountRefused, NsboxError, SandboxUnavailable, SetupError, SpecError
 from nsbox.plan.compose import Cover, Plan, make_plan
 from nsbox.plan.filter import cached_filter
 from nsbox.plan.ops import IDMAP_RANGE
@@ -95,6 +96,11 @@ class Handle:
         from nsbox.masking import Masker
 
         return Masker(self.secrets.by_name())
+
+    def secret_variables(self) -> dict[str, str]:
+        """The secrets that a command which starts now gets as variables."""
+        found = self.secrets.environment()
+        return {name: value for name, value in found.items() if name not in self.revoked_at}
 
     def _to_revoke(self) -> list[tuple[float, str]]:
         limited = [secret for secret in self.secrets.secrets if secret.ttl is not None]
@@ -192,6 +198,7 @@ class CommandHandle(Handle):
     def __init__(self, box: Handle) -> None:
         super().__init__(box.prepared, time.monotonic())
         self._box = box
+        self.secrets, self.revoked_at = box.secrets, box.revoked_at
         self.pid, self.cloned_at = box.pid, self.started_at
         self._asked_again = False
         self.pidfd = os.dup(box.pidfd)
@@ -200,6 +207,9 @@ class CommandHandle(Handle):
     def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send the watcher a message, or init where everything inside is meant."""
         return self._box.tell(kind, value, op) if op else super().tell(kind, value, op)
+
+    def _to_revoke(self) -> list[tuple[float, str]]:
+        return []  # they are the box's, which takes them away whether a command runs or not
 
     def kill(self) -> None:
         """The watcher was asked and did not answer: the payload has killed it, or stopped it, which can be mended. If
@@ -233,7 +243,15 @@ def start_command(box: Handle, what: Command) -> CommandHandle:
             raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
         handle.control = ret
         undo.pop_all()
+    _count_execution()
     return handle
+
+
+def _count_execution() -> None:
+    """For the share of executions that go through sandboxes, where anybody counts them."""
+    counter = sys.modules.get("nsbox.coverage")
+    if counter is not None:
+        counter.sandboxed()
 
 
 def _streams(
@@ -334,7 +352,8 @@ def _guard(spec: Spec, host: Host) -> "Verdict":
     allow = {os.path.realpath(path) for path in spec.allow_sensitive}
     verdict = guard.check(binds, allow, guard.facts(host.state))
     if verdict.refusals:
-        raise SpecError(str(verdict.refusals[0]))
+        first = verdict.refusals[0]
+        raise MountRefused(str(first), path=first.path, why=first.why, word=first.word)
     return verdict
 
 
@@ -465,8 +484,11 @@ def _launch(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     stdin: bool = False,
+    tty: bool = False,
+    on_ready: Callable[[Handle], None] | None = None,
     on_network: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Handle:
+    """``on_ready`` is called when everything is known and nothing runs yet; what it raises ends the launch."""
     handle = Handle(prepared, time.monotonic())
     handle.on_network = on_network
     plan = prepared.plan
@@ -481,7 +503,7 @@ def _launch(
             wanted = cgroup.Wanted(limits.memory, limits.pids, limits.cpus)
             handle.cgroup = cgroup.discover(prepared.host.state).make(wanted, "sandbox")
         join, into = (handle.cgroup.join, handle.cgroup.into) if handle.cgroup else ((), -1)
-        flags = lib.NSB_STDIN if stdin else 0
+        flags = (lib.NSB_STDIN if stdin else 0) | (lib.NSB_TTY if tty else 0)
         if prepared.spec.secrets:
             handle.secrets = secrets.resolve(prepared.spec.secrets)
         environment = {**(plan.env if env is None else env), **handle.secrets.environment()}
@@ -496,6 +518,8 @@ def _launch(
         handle.host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         fds = _streams(handle, owned, handle.host_ids, stdin=stdin)
         pipe = (_secrets_pipe(handle.secrets, owned),) if handle.secrets.secrets else ()
+        if on_ready:
+            on_ready(handle)
         _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ()), *pipe])
         if ids.maps_by_caller:
             _write_maps(handle)
@@ -504,6 +528,8 @@ def _launch(
         if handle.cgroup:
             handle.cgroup.joined()
         undo.pop_all()
+    if argv:
+        _count_execution()
     return handle
 
 

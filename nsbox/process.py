@@ -36,6 +36,11 @@ class Process:
         self._error: BaseException | None = None
 
     @property
+    def pid(self) -> int:
+        """The process id inside; 0 while it is not known."""
+        return self.watched.pid
+
+    @property
     def is_over(self) -> bool:
         """Whether the end has been seen by whoever waits."""
         return self._result is not None or self._error is not None
@@ -62,6 +67,11 @@ class Process:
         except TimeoutError:
             return None
 
+    def advance(self, limit: float | None) -> None:
+        """Wait until something happens, or until ``limit`` (time.monotonic()), and act on it. Raises what a callback
+        raises."""
+        self._turn(limit)
+
     def output(self) -> Iterator[tuple[str, bytes]]:
         """("stdout" or "stderr", bytes) as they come, to the end; what is given here is not kept for the Result."""
         found: collections.deque[tuple[str, bytes]] = collections.deque()
@@ -79,7 +89,7 @@ class Process:
         Only with ``stdin=PIPE``. Raises BrokenPipeError when nobody reads it (any more)."""
         view = memoryview(data.encode() if isinstance(data, str) else data)
         while view:
-            if self._stdin < 0 or self.watched.handle.stdin < 0:
+            if self._stdin < 0 or (self.watched.started and self.watched.handle.stdin < 0):
                 raise BrokenPipeError(f"{self._argv[0]} does not read its input (any more)")
             try:
                 view = view[os.write(self._stdin, view) :]
@@ -93,6 +103,15 @@ class Process:
         if fd >= 0:
             os.close(fd)
             self._turn(0)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell a terminal's size; whoever is in its foreground gets SIGWINCH."""
+        while not self.is_over and not self.watched.started:
+            self._turn(None)
+        if self.watched.handle.stdout >= 0:
+            import termios
+
+            termios.tcsetwinsize(self.watched.handle.stdout, (rows, columns))
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the command's first process; nothing happens once it has ended."""

@@ -111,12 +111,13 @@ class Limits:
     timeout: float | None = 30.0  #: seconds of wall clock
     cpu_time: float | None = 30.0  #: seconds of processor time, summed
     output: int | None = 10 << 20  #: bytes kept of each output stream
+    lifetime: float | None = 3600.0  #: seconds that a sandbox which stays (``Sandbox``) may exist
 
 
 _LIMIT_PARSERS = {
     **dict.fromkeys(("memory", "disk", "file_size", "output"), units.size),
     **dict.fromkeys(("pids", "files"), units.count),
-    **dict.fromkeys(("timeout", "cpu_time"), units.seconds),
+    **dict.fromkeys(("timeout", "cpu_time", "lifetime"), units.seconds),
     "cpus": units.share,
 }
 
@@ -197,6 +198,7 @@ class Spec:
     timeout: Any = 30.0
     cpu_time: Any = 30.0
     output: Any = 10 << 20
+    lifetime: Any = 3600.0
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CHUNK = 65536
 GRACE = 0.5  #: seconds that init gets to kill and report before it is killed itself
 MAX_ERRNO = 4095
+END_OF_INPUT = b"\x04"  #: what a terminal takes as such at the start of a line (termios(3), VEOF)
 PIPE_MAX = 1 << 20  #: bytes that a pipe can hold at most, where nobody has raised fs.pipe-max-size
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 
@@ -92,10 +93,11 @@ class Run:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         streams: bool = True,
-        tty: bool = False,
+        tty: "bool | Callable[[int], object]" = False,
     ) -> None:
         self.handle = handle
         self.started = False
+        self.pid = 0  #: of the payload, inside
         self.stdout = Stream(output, on_stdout, handle.masker())
         self.stderr = Stream(output, on_stderr, handle.masker())
         self.deadline = None if timeout is None else time.monotonic() + timeout
@@ -110,7 +112,7 @@ class Run:
         # An int is a descriptor that is read as far as the payload takes it: nothing piles up here.
         self._source = stdin if isinstance(stdin, int) else -1
         self._input = memoryview(b"" if isinstance(stdin, int) or stdin is None else stdin)
-        self._wants_tty = tty
+        self._tty, self._hung = tty, False  #: a terminal is expected; a callable is told its master
         self._kill_at: float | None = None
         self._ended = self._gone = False
         self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
@@ -132,7 +134,7 @@ class Run:
         h = self.handle
         wanted = [(h.pidfd, "pidfd", select.POLLIN)]
         if self._streams:
-            wanted += [(h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ)]
+            wanted += [(-1 if self._hung else h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ)]
         # Without anything to write the pipe is watched for its reader's end only (POLLERR needs no asking).
         idle = self._source >= 0 and not self._input
         wanted += [(h.control, "control", _READ), (h.stdin, "stdin", 0 if idle else select.POLLOUT)]
@@ -210,7 +212,12 @@ class Run:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return False
-        except OSError:  # a terminal that nobody inside has open any more: EIO
+        except OSError:
+            # EIO: nobody inside has the terminal open. To close the master now would hang up a payload that is about to
+            # exit, as programs do that close their streams first.
+            self._hung = bool(self._tty) and self.status is None
+            if self._hung:
+                return False
             data = b""
         if data:
             getattr(self, name).add(data)
@@ -229,7 +236,10 @@ class Run:
         self._input = memoryview(data)
         if not data:
             self._source = -1
-            self.handle.close_stream("stdin")
+            if self._tty:
+                self._input = memoryview(END_OF_INPUT)
+            else:
+                self.handle.close_stream("stdin")
 
     def _write(self) -> None:
         if not self._input:  # POLLERR: nobody reads any more
@@ -255,7 +265,8 @@ class Run:
             return
         self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
         self._take(message.type == lib.NSB_MSG_STARTED and not self.started, ret)
-        self.started = self.started or message.type == lib.NSB_MSG_STARTED
+        if message.type == lib.NSB_MSG_STARTED and not self.started:
+            self.started, self.pid = True, message.pid
         if not -MAX_ERRNO <= message.err <= 0:  # from somebody hostile: anything can be in it
             message.err = -errno.EPROTO
         if message.type == lib.NSB_MSG_FAILED:
@@ -263,7 +274,7 @@ class Run:
         elif message.type == lib.NSB_MSG_EXEC_FAILED:
             self.error = CommandError("", -message.err, 127 if message.status == 127 else 126)
         elif message.type == lib.NSB_MSG_EXITED:
-            self.status, self.ended_at = message.status, time.monotonic()
+            self.status, self.ended_at, self._hung = message.status, time.monotonic(), False
             self.handle.close_stream("stdin")
         elif message.type == lib.NSB_MSG_ENDED:
             self._ended = True
@@ -282,7 +293,7 @@ class Run:
         names = [] if self.handle.is_command else ["root_fd", "scratch_fd"]
         if self.handle.prepared.spec.secrets and not self.handle.is_command:
             names.append("secrets_fd")
-        if self._wants_tty:
+        if self._tty:
             names.append("stdout")
         fds = [self._fds[number] for number in range(got)]
         if not first or len(fds) != len(names):
@@ -292,10 +303,12 @@ class Run:
         for name, fd in zip(names, fds, strict=True):
             self.handle.close_stream(name)
             setattr(self.handle, name, fd)
-        if self._wants_tty:
+        if self._tty:
             os.set_blocking(fds[-1], False)
             self.handle.close_stream("stdin")
             self.handle.stdin = os.dup(fds[-1])
+            if callable(self._tty):
+                self._tty(fds[-1])
 
     def _init_gone(self) -> None:
         """Whoever watches inside is gone: take what it has said and what the pipes still hold, without waiting."""

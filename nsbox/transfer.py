@@ -31,9 +31,10 @@ def export(
     """
     try:
         os.makedirs(dest_dir, exist_ok=True)
-        dest = os.open(dest_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Not through a link: a payload with a writable mount could have put one there.
+        dest = os.open(dest_dir.rstrip("/") or "/", tree.DIRECTORY)
     except (FileExistsError, NotADirectoryError):
-        raise SpecError(f"export: {dest_dir!r} is not a directory; name a new or empty one") from None
+        raise SpecError(f"export: {dest_dir!r} is not a directory; name a new or empty one, no link to one") from None
     try:
         if tree.names(dest, 1)[0]:
             raise SpecError(f"export: {dest_dir!r} is not empty; name a new or empty directory")
@@ -85,7 +86,7 @@ def apply(
     if changes.truncated and paths is None and not force:
         why = changes.truncated[0]
         raise SpecError(f"apply: not everything that changed is known ({why}); name the paths to apply, or force it")
-    root = os.open(workspace_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(workspace_dir, tree.DIRECTORY)
     try:
         with tree.Walker(upper_fd, lend=True) as source, tree.Walker(root, make=0o755) as target:
             job = _Apply(source, target, allow_trusted, caps)

@@ -55,6 +55,14 @@ def processes(init: int) -> list[int]:
     return found
 
 
+def inside_pid(pid: int) -> int:
+    """The number of a process in its innermost pid namespace; 0 when it is gone."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return 0
+
+
 def cpu_ticks(stat: bytes) -> tuple[int, int]:
     """(clock ticks used, threads) from the text of /proc/PID/stat; the name in it may contain anything."""
     fields = stat[stat.rfind(b")") + 2 :].split()

@@ -107,10 +107,13 @@ class GatewaySession:
         return frozenset(found)
 
     def _change(self, wanted: frozenset[tuple[str, bytes]]) -> list[nft.Message]:
-        table, parts = nft.Table(TABLE), []
+        table = nft.Table(TABLE)
+        parts: list[nft.Message] = []
         for make, difference in ((table.without, self._mirror - wanted), (table.elements, wanted - self._mirror)):
             for name in sorted({name for name, _ in difference}):
-                parts.append(make(name, [key for where, key in difference if where == name]))
+                keys = [key for where, key in difference if where == name]
+                # An attribute holds at most 64 KiB.
+                parts += (make(name, keys[at : at + 1000]) for at in range(0, len(keys), 1000))
         return parts
 
     def _commit(self, parts: list[nft.Message], wanted: frozenset[tuple[str, bytes]]) -> bool:
@@ -206,9 +209,11 @@ class GatewaySession:
 
     def _destinations(self) -> list[dict[str, Any]]:
         """What went through here or through the kernel, and what the rules inside refused before it came so far."""
-        found, sock = self.traffic.destinations(), self._sockets.get("nft")
-        if sock:
-            found += netrecord.refused(sock, self._names)
+        return self.traffic.destinations() + self._counted_inside()
+
+    def _counted_inside(self) -> list[dict[str, Any]]:
+        sock = self._sockets.get("nft")
+        found = netrecord.refused(sock, self._names) if sock else []
         if sock and self._path == "veth":
             allowed = netrecord.routed(sock, self._names)
             self.traffic.tx_bytes = sum(row["tx_bytes"] for row in allowed)
@@ -220,10 +225,12 @@ class GatewaySession:
         if self._final is not None:
             return
         try:
-            destinations = self._destinations()
+            inside = self._counted_inside()
         except OSError:
-            destinations = self.traffic.destinations()
-        self._final = destinations, self.traffic.limits_hit()
+            inside = []
+        for row in inside:
+            self.traffic.event("connect", **row)  # nobody saw these one by one
+        self._final = self.traffic.destinations() + inside, self.traffic.limits_hit()
         self._sweeper.cancel()
         for part in self._parts:
             part.close()

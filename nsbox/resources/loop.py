@@ -42,7 +42,7 @@ class Loop:
         self._interest: dict[int, int] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._closing: list[socket.socket] = []
         self._running = True
         self._epoll.register(self._wake, READ)
@@ -88,7 +88,7 @@ class Loop:
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def soon(self, call: Callable[[], object]) -> None:
         """Call in the loop's thread, from any."""
         self._calls.append(call)
         with contextlib.suppress(OSError, ValueError):
@@ -161,7 +161,7 @@ class Loop:
             self._close_now()
 
     @staticmethod
-    def _safely(call: Callable[[], None]) -> None:
+    def _safely(call: Callable[[], object]) -> None:
         """One sandbox's trouble must not end the loop for all of them."""
         try:
             call()

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from nsbox.errors import SpecError
 from nsbox.plan.address import V4, Address, Network
 from nsbox.resources.netlink import (
     APPEND,
@@ -33,6 +34,7 @@ PREROUTING, INPUT, FORWARD, OUTPUT, POSTROUTING = 0, 1, 2, 3, 4
 _VERDICT_REGISTER, FIRST = 0, 8  # NFT_REG_VERDICT, NFT_REG32_00
 _TYPES = {"ipv4": 7, "ipv6": 8, "proto": 12, "port": 13}  # datatypes.h of nft(8), in 6 bits each
 _SIZES = {"ipv4": 4, "ipv6": 16, "proto": 4, "port": 4}
+_MOST_BYTES = 160 << 10  # of net.core.wmem_default, 208 KiB; the kernel counts its own overhead in
 _TIMEOUT_FLAG, _DYNAMIC_FLAG = 0x10, 0x10 | 0x20
 
 
@@ -61,9 +63,12 @@ def _make(kind: int, flags: int, *parts: bytes, family: int = INET) -> Message:
 
 
 def batch(parts: Iterable[Message]) -> bytes:
-    """One transaction: all of it holds, or nothing."""
+    """One transaction: all of it holds, or nothing. Raises SpecError for more than one send(2) takes."""
     edge = struct.pack("!BBH", 0, 0, 10)
-    return message(_BATCH_BEGIN, 0, 0, edge) + numbered(parts) + message(_BATCH_END, 0, 0, edge)
+    whole = message(_BATCH_BEGIN, 0, 0, edge) + numbered(parts) + message(_BATCH_END, 0, 0, edge)
+    if len(whole) > _MOST_BYTES:
+        raise SpecError("allow: too many rules by address; write wider blocks, or names")
+    return whole
 
 
 def _expression(name: str, *parts: bytes) -> bytes:

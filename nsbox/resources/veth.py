@@ -13,11 +13,12 @@ import os
 import socket
 import struct
 import threading
+import time
 
 from nsbox.errors import HostError
 from nsbox.plan.address import LOOPBACK, V4, V6, Network
 from nsbox.plan.net import NetPlan, NetPolicy, SocketSpec
-from nsbox.resources import netlink, nft
+from nsbox.resources import gateway, netlink, nft
 from nsbox.resources.netplan import add_address, has_ipv6, link_up, local_default
 from nsbox.resources.netrules import (
     BLOCK,
@@ -43,6 +44,7 @@ _LO, _ETH0, _FIRST_INDEX = 1, 2, 0x4E530000
 _SIOCGSKNS = 0x894C
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_NEWROUTE = 16, 17, 24
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_TXQ, _IFLA_RXQ = 3, 18, 28, 31, 32
+_LINGER_S, _OLD_LINK_S = 1.0, 0.2
 COUNTED = 1024  #: destinations whose traffic is counted each by itself
 COUNTERS = ("con4", "est4", "tx4", "rx4")  # SYNs sent, SYN-ACKs got, packets and bytes each way
 
@@ -191,13 +193,27 @@ def choose(path: str, policy: NetPolicy, own: tuple[Network, ...], *, privileged
     return "veth" if path == "auto" and privileged and policy.rules and suits and not obstacle() else "gateway"
 
 
+def _exchange_once_free(sock: socket.socket, batch: bytes) -> None:
+    """A slot may be taken again before the kernel has removed the pair that was there: 20 ms after its namespace."""
+    deadline = time.monotonic() + _OLD_LINK_S
+    while True:
+        try:
+            netlink.exchange(sock, batch)
+            return
+        except OSError as error:
+            if error.errno != errno.EEXIST or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+
 class VethHost:
-    """The host's side of all sandboxes of this process. Thread-safe; what it makes is gone with the last sandbox."""
+    """The host's side of all sandboxes of this process; gone a second after the last of them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
         self._nft: socket.socket | None = None
+        self._idle_since = 0.0
         self._name = f"nsbox-{os.getpid()}"
 
     def attach(self, slot: int, inside: int) -> "Veth":
@@ -233,7 +249,7 @@ class VethHost:
             namespace = fcntl.ioctl(link, _SIOCGSKNS, 0)
             try:
                 made = [_pair(slot, namespace), add_address(_FIRST_INDEX + slot, here, 31)]
-                netlink.exchange(host, netlink.numbered(made))
+                _exchange_once_free(host, netlink.numbered(made))
             finally:
                 os.close(namespace)
             blocking = link.getblocking()
@@ -246,7 +262,15 @@ class VethHost:
     def _leave(self) -> None:
         with self._lock:
             self._count -= 1
-            if not self._count and self._nft:
+            if not self._count:
+                self._idle_since = time.monotonic()
+                loop = gateway.shared().loop
+                # Removing a table waits for every processor (synchronize_rcu): 13 ms, so not between two sandboxes.
+                loop.soon(lambda: loop.later(_LINGER_S, self._remove_idle))
+
+    def _remove_idle(self) -> None:
+        with self._lock:
+            if self._nft and not self._count and time.monotonic() - self._idle_since >= _LINGER_S:
                 self._nft.close()
                 self._nft = None
 

@@ -79,10 +79,22 @@ def test_A01_signals_are_not_statuses(script: str, code: int | None, number: int
 def test_A01_every_exit_status() -> None:
     code = "import os, sys\nfor n in range(256):\n p = os.fork()\n if p == 0: os._exit(n)\n assert os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) == n"
     assert nsbox.run(["python3", "-c", code]).ok
-    assert [nsbox.run(["sh", "-c", f"exit {n}"]).exit_code for n in (1, 2, 64, 100, 126, 127, 128, 200, 254)] == [1, 2, 64, 100, 126, 127, 128, 200, 254]
+    assert [nsbox.run(["sh", "-c", f"exit {n}"]).exit_code for n in (1, 2, 64, 100, 126, 127, 128, 200, 254)] == [
+        1,
+        2,
+        64,
+        100,
+        126,
+        127,
+        128,
+        200,
+        254,
+    ]
 
 
-@pytest.mark.parametrize("script, shown", [("kill -ABRT $$", 134), ("kill -TERM $$; echo alive", 143), ("exit 143", 143), ("exit 7", 7)])
+@pytest.mark.parametrize(
+    "script, shown", [("kill -ABRT $$", 134), ("kill -TERM $$; echo alive", 143), ("exit 143", 143), ("exit 7", 7)]
+)
 def test_A01_on_the_command_line(script: str, shown: int) -> None:
     made = runner("--", "sh", "-c", script)
     assert (made.returncode, made.stdout) == (shown, b""), made.stderr
@@ -128,7 +140,14 @@ def test_A02_on_the_command_line(words: list[str], shown: int) -> None:
 
 @pytest.mark.parametrize(
     "content, code",
-    [(b"", 126), (b"\x7fELF", 126), (b"#!/no/such/interpreter\n", 127), (b"#!\n", 126), (b"just text\n", 126), (b"#!/bin/sh\nexit 9\n", 9)],
+    [
+        (b"", 126),
+        (b"\x7fELF", 126),
+        (b"#!/no/such/interpreter\n", 127),
+        (b"#!\n", 126),
+        (b"just text\n", 126),
+        (b"#!/bin/sh\nexit 9\n", 9),
+    ],
 )
 def test_A02_programs_that_are_none(content: bytes, code: int, tmp_path: Path) -> None:
     """What execve(2) refuses is 126; a missing interpreter says ENOENT, as a missing program does."""
@@ -145,7 +164,21 @@ def test_A03_sigchld_ignored_by_the_parent() -> None:
     if shutil.which("perl") is None:
         pytest.skip("needs perl, for a shell sets SIGCHLD back")
     before = time.monotonic()
-    made = subprocess.run(["perl", "-e", '$SIG{CHLD}="IGNORE"; exec @ARGV', *COMMAND, "run", "--", "sh", "-c", "grep SigIgn /proc/self/status; exit 7"], capture_output=True, timeout=30)
+    made = subprocess.run(
+        [
+            "perl",
+            "-e",
+            '$SIG{CHLD}="IGNORE"; exec @ARGV',
+            *COMMAND,
+            "run",
+            "--",
+            "sh",
+            "-c",
+            "grep SigIgn /proc/self/status; exit 7",
+        ],
+        capture_output=True,
+        timeout=30,
+    )
     assert made.returncode == 7, made.stderr
     assert made.stdout.split()[1] == b"0000000000000000"
     assert time.monotonic() - before < 5
@@ -187,7 +220,9 @@ def test_B07_orphans_inside_are_reaped() -> None:
 
 def test_B08_the_supervisor_is_killed() -> None:
     marker = f"397.{os.getpid()}"
-    process = subprocess.Popen([*COMMAND, "run", "--timeout", "60", "--", "sh", "-c", f"echo up; sleep {marker} | cat"], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*COMMAND, "run", "--timeout", "60", "--", "sh", "-c", f"echo up; sleep {marker} | cat"], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     assert until(lambda: living("sleep", marker), 5), "the control"
@@ -211,7 +246,9 @@ def test_D13_unset_stdin_is_at_its_end(how: str) -> None:
     elif how == "command line":
         assert runner("--", *script, stdin=subprocess.DEVNULL).stdout == b"eof\n"
     elif how == "command line, stdin closed":
-        made = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "run", "--", *script], capture_output=True, timeout=30)
+        made = subprocess.run(
+            ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "run", "--", *script], capture_output=True, timeout=30
+        )
         assert made.stdout == b"eof\n", made.stderr
     else:
         reader, writer = os.pipe()
@@ -241,7 +278,14 @@ def test_D14_output_without_end(script: str) -> None:
     assert "output" in {hit["limit"] for hit in result.limits_hit}
 
 
-@pytest.mark.parametrize("words, expected", [(["printf", "a\\360b"], b"a\xf0b"), (["printf", "\\000\\001\\377"], b"\x00\x01\xff"), (["printf", "\\303"], b"\xc3")])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["printf", "a\\360b"], b"a\xf0b"),
+        (["printf", "\\000\\001\\377"], b"\x00\x01\xff"),
+        (["printf", "\\303"], b"\xc3"),
+    ],
+)
 def test_D15_output_that_is_not_utf8(words: list[str], expected: bytes) -> None:
     result = nsbox.run(words)
     assert result.ok
@@ -285,7 +329,9 @@ def test_F21_identity(uid: int) -> None:
     assert writable == same == "True"
     assert nsbox.run(["sh", "-c", "id -gn && whoami"], uid=uid).check().stdout_text.split() == [name, name]
     if shutil.which("git", path="/usr/bin"):
-        assert nsbox.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "init", "-q", "r"], uid=uid).exit_code == 0
+        assert (
+            nsbox.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "init", "-q", "r"], uid=uid).exit_code == 0
+        )
 
 
 def test_F22_environment_is_in_nobody_s_arguments() -> None:
@@ -338,10 +384,27 @@ def test_G26_a_busy_user_does_not_fail_the_sandbox() -> None:
     folder.mkdir(mode=0o700)
     os.chown(folder, 61235, 61235)
     try:
-        readable = subprocess.run(["/usr/bin/python3", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import nsbox._native", *search_path()], user=61235, group=61235, extra_groups=[], capture_output=True)
+        readable = subprocess.run(
+            ["/usr/bin/python3", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import nsbox._native", *search_path()],
+            user=61235,
+            group=61235,
+            extra_groups=[],
+            capture_output=True,
+        )
         if readable.returncode:
             pytest.skip("the package cannot be read by another user here")
-        made = subprocess.run(["/usr/bin/python3", "-c", "import sys; sys.path[:0] = sys.argv[1:]\n" + textwrap.dedent(code), *search_path()], env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=60)
+        made = subprocess.run(
+            [
+                "/usr/bin/python3",
+                "-c",
+                "import sys; sys.path[:0] = sys.argv[1:]\n" + textwrap.dedent(code),
+                *search_path(),
+            ],
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert made.stdout.startswith("ok"), made.stdout + made.stderr
     finally:
         shutil.rmtree(folder)
@@ -361,7 +424,11 @@ def search_path() -> list[str]:
 def test_H29_memory_is_what_is_resident(program: str) -> None:
     if shutil.which(program, path="/usr/bin") is None:
         pytest.skip(f"{program} is not installed beneath /usr")
-    words = {"node": ["-e", 'console.log("ok")'], "java": ["-version"], "python3": ["-c", 'import mmap; m = mmap.mmap(-1, 8 << 30); print("ok")']}[program]
+    words = {
+        "node": ["-e", 'console.log("ok")'],
+        "java": ["-version"],
+        "python3": ["-c", 'import mmap; m = mmap.mmap(-1, 8 << 30); print("ok")'],
+    }[program]
     result = nsbox.run([program, *words], memory="256M")
     assert result.ok, result.stderr_text
 
@@ -370,19 +437,29 @@ def test_H29_memory_is_what_is_resident(program: str) -> None:
 
 
 def test_J35_new_calls_seem_not_to_exist() -> None:
-    assert nsbox.run(["python3", "-c", "import threading as t; x = t.Thread(target=print, args=('ok',)); x.start(); x.join()"]).stdout == b"ok\n"
+    assert (
+        nsbox.run(
+            ["python3", "-c", "import threading as t; x = t.Thread(target=print, args=('ok',)); x.start(); x.join()"]
+        ).stdout
+        == b"ok\n"
+    )
     code = """
     import ctypes, errno
     libc = ctypes.CDLL(None, use_errno=True)
     for number, arguments in ((435, (0, 0)), (425, (-1, 0)), (9999, ()), (600, ()), (470, (-1,))):
         libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments)); print(number, errno.errorcode[ctypes.get_errno()])
     """
-    told = dict(line.split() for line in nsbox.run(["python3", "-c", textwrap.dedent(code)]).check().stdout_text.splitlines())
+    told = dict(
+        line.split() for line in nsbox.run(["python3", "-c", textwrap.dedent(code)]).check().stdout_text.splitlines()
+    )
     assert told["435"] in ("ENOSYS", "EINVAL")
     assert told["425"] in ("ENOSYS", "EPERM", "EINVAL", "EFAULT")
     assert told["9999"] == told["600"] == "ENOSYS"
     if shutil.which("node", path="/usr/bin"):
-        assert nsbox.run(["node", "-e", 'require("fs").readFile("/etc/passwd", () => console.log("ok"))']).stdout == b"ok\n"
+        assert (
+            nsbox.run(["node", "-e", 'require("fs").readFile("/etc/passwd", () => console.log("ok"))']).stdout
+            == b"ok\n"
+        )
 
 
 # K: binds and mount points
@@ -407,7 +484,9 @@ print(result.stdout_text, result.stderr_text)
 
 @pytest.mark.user
 def test_K37_read_only_bind_of_a_locked_mount(tmp_path: Path) -> None:
-    made = subprocess.run([sys.executable, "-c", K37, str(tmp_path), *search_path()], capture_output=True, text=True, timeout=60)
+    made = subprocess.run(
+        [sys.executable, "-c", K37, str(tmp_path), *search_path()], capture_output=True, text=True, timeout=60
+    )
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith("content\n")
     assert "Read-only file system" in made.stdout
@@ -444,7 +523,12 @@ def test_L42_a_layer_with_a_mount_beneath_is_told_by_name(tmp_path: Path) -> Non
     try: print("ran", nsbox.run(["ls"], workspace=at + "/w").stdout_text.split())
     except nsbox.errors.NsboxError as error: print("refused", at + "/w" in str(error), str(error).count("\\n"))
     """
-    made = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path), *search_path()], capture_output=True, text=True, timeout=60)
+    made = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), *search_path()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert made.stdout.strip() in ("ran ['below', 'f']", "refused True 0"), made.stdout + made.stderr
 
 
@@ -472,11 +556,15 @@ def test_L42_a_layer_on_overlayfs_works(what: str, tmp_path: Path) -> None:
     except nsbox.errors.NsboxError as error: print("refused", error)
     print(open(at + "/m/f").read(), os.listdir(at + "/u"))
     """
-    made = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path), what], capture_output=True, text=True, timeout=60)
+    made = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), what], capture_output=True, text=True, timeout=60
+    )
     if made.stdout.startswith("no overlay"):
         pytest.skip("this file system cannot be an overlay's upper layer")
     first = made.stdout.splitlines()[0]
-    assert first == "contentchanged" or (first.startswith("refused") and str(tmp_path / "m") in first), made.stdout + made.stderr
+    assert first == "contentchanged" or (first.startswith("refused") and str(tmp_path / "m") in first), (
+        made.stdout + made.stderr
+    )
     assert made.stdout.splitlines()[-1].startswith("content")
 
 
@@ -486,7 +574,10 @@ def test_L43_renaming_directories_of_the_lower_layer(tmp_path: Path) -> None:
     (tmp_path / "dir" / "f").chmod(0o751)
     code = "import os, errno\ntry: os.rename('dir', 'dir2'); print('renamed')\nexcept OSError as e: print(errno.errorcode[e.errno])"
     assert nsbox.run(["python3", "-c", code], workspace=str(tmp_path)).stdout in (b"renamed\n", b"EXDEV\n")
-    result = nsbox.run(["sh", "-c", "mv dir dir2 && ls && cat dir2/f && stat -c %a dir2/f && test -d dir2/sub"], workspace=str(tmp_path))
+    result = nsbox.run(
+        ["sh", "-c", "mv dir dir2 && ls && cat dir2/f && stat -c %a dir2/f && test -d dir2/sub"],
+        workspace=str(tmp_path),
+    )
     assert result.stdout_text.split() == ["dir2", "f", "751"], result.stderr_text
 
 
@@ -494,8 +585,13 @@ def test_L43_renaming_directories_of_the_lower_layer(tmp_path: Path) -> None:
 
 
 def test_M47_semaphores_and_shared_memory() -> None:
-    assert nsbox.run(["python3", "-c", "import multiprocessing as m; print(m.Pool(2).map(abs, [-1, -2]))"]).stdout == b"[1, 2]\n"
-    script = "stat -c %a /dev/shm; dd if=/dev/zero of=/dev/shm/x bs=1M count=200 2>/dev/null && rm /dev/shm/x && echo fits"
+    assert (
+        nsbox.run(["python3", "-c", "import multiprocessing as m; print(m.Pool(2).map(abs, [-1, -2]))"]).stdout
+        == b"[1, 2]\n"
+    )
+    script = (
+        "stat -c %a /dev/shm; dd if=/dev/zero of=/dev/shm/x bs=1M count=200 2>/dev/null && rm /dev/shm/x && echo fits"
+    )
     assert nsbox.run(["sh", "-c", script], memory="512M").stdout_text.split() == ["1777", "fits"]
 
 

@@ -28,20 +28,20 @@ NEWTIME = 0x80
 # x86-64; the generic table of arm64 differs below 424 only.
 X86 = os.uname().machine == "x86_64"
 NUMBERS = {
-    **{"ptrace": (101, 117), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51)},
-    **{"unshare": (272, 97), "setns": (308, 268), "clone": (56, 220), "personality": (135, 92), "bpf": (321, 280)},
-    **{"perf_event_open": (298, 241), "userfaultfd": (323, 282), "kexec_load": (246, 104), "init_module": (175, 105)},
-    **{"finit_module": (313, 273), "delete_module": (176, 106), "add_key": (248, 217), "request_key": (249, 218)},
-    **{"keyctl": (250, 219), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272)},
-    **{"move_pages": (279, 239), "migrate_pages": (256, 238), "settimeofday": (164, 170), "clock_settime": (227, 112)},
-    **{"adjtimex": (159, 171), "clock_adjtime": (305, 266), "sethostname": (170, 161), "setdomainname": (171, 162)},
-    **{"reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "quotactl": (179, 60), "acct": (163, 89)},
-    **{"syslog": (103, 116), "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "mkdirat": (258, 34)},
-    **{"fanotify_init": (300, 262), "ioctl": (16, 29), "getpid": (39, 172), "prctl": (157, 167)},
-    **{"pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "io_uring_setup": 425},
-    **{"io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430},
-    **{"fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "memfd_secret": 447, "quotactl_fd": 443},
-    **{"process_mrelease": 448, "open_tree_attr": 467},
+    "ptrace": (101, 117), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "unshare": (272, 97), "setns": (308, 268), "clone": (56, 220), "personality": (135, 92), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "kexec_load": (246, 104), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106), "add_key": (248, 217), "request_key": (249, 218),
+    "keyctl": (250, 219), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "move_pages": (279, 239), "migrate_pages": (256, 238), "settimeofday": (164, 170), "clock_settime": (227, 112),
+    "adjtimex": (159, 171), "clock_adjtime": (305, 266), "sethostname": (170, 161), "setdomainname": (171, 162),
+    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "quotactl": (179, 60), "acct": (163, 89),
+    "syslog": (103, 116), "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "mkdirat": (258, 34),
+    "fanotify_init": (300, 262), "ioctl": (16, 29), "getpid": (39, 172), "prctl": (157, 167),
+    "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "io_uring_setup": 425,
+    "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430,
+    "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442, "memfd_secret": 447, "quotactl_fd": 443,
+    "process_mrelease": 448, "open_tree_attr": 467,
 }
 
 
@@ -168,7 +168,15 @@ def clone_with(flags: int) -> Callable[[], object]:
     return attempt
 
 
-NAMESPACES = {"user": NEWUSER, "mnt": NEWNS, "net": NEWNET, "pid": NEWPID, "ipc": NEWIPC, "uts": NEWUTS, "cgroup": NEWCGROUP}
+NAMESPACES = {
+    "user": NEWUSER,
+    "mnt": NEWNS,
+    "net": NEWNET,
+    "pid": NEWPID,
+    "ipc": NEWIPC,
+    "uts": NEWUTS,
+    "cgroup": NEWCGROUP,
+}
 for _name, _flag in NAMESPACES.items():
     simple("unshare", _flag, label=f"unshare_{_name}")
     ATTACKS[f"clone_{_name}"] = clone_with(_flag)
@@ -294,7 +302,9 @@ def netlink(protocol: int, kind: int, payload: bytes) -> Callable[[], object]:
 
 ATTACKS["link_down"] = netlink(0, 16, struct.pack("BxHiII", 0, 0, 1, 0, 1))
 ATTACKS["address_add"] = netlink(0, 20, struct.pack("BBBBI", 2, 8, 0, 0, 1) + struct.pack("HH4B", 8, 2, 10, 9, 8, 7))
-ATTACKS["route_add"] = netlink(0, 24, struct.pack("BBBBBBBBI", 2, 0, 0, 0, 254, 4, 253, 1, 0) + struct.pack("HHI", 8, 4, 1))
+ATTACKS["route_add"] = netlink(
+    0, 24, struct.pack("BBBBBBBBI", 2, 0, 0, 0, 254, 4, 253, 1, 0) + struct.pack("HHI", 8, 4, 1)
+)
 ATTACKS["link_new"] = netlink(
     0, 16, struct.pack("BxHiII", 0, 0, 0, 0, 0) + struct.pack("HH", 16, 18) + struct.pack("HH6sxx", 10, 1, b"dummy\0")
 )
@@ -353,16 +363,47 @@ def sockets(family: int, kind: int, protocol: int = 0) -> Callable[[], object]:
 
 
 SOCKETS = {
-    **{"vsock": (40, 1), "alg": (38, 5), "packet": (17, 3), "packet_dgram": (17, 2), "xdp": (44, 3), "bluetooth": (31, 3)},
-    **{"raw_ip": (2, 3, 255), "raw_icmp": (2, 3, 1), "raw_ip6": (10, 3, 58), "sctp": (2, 1, 132), "dccp": (2, 6, 33)},
-    **{"udplite": (2, 2, 136), "mptcp": (2, 1, 262), "can": (29, 3, 1), "tipc": (30, 1), "rds": (21, 5), "kcm": (41, 2)},
-    **{"smc": (43, 1), "qipcrtr": (42, 2), "ax25": (3, 5), "x25": (9, 5), "llc": (26, 1), "pppox": (24, 1), "phonet": (35, 2)},
-    **{"nfc": (39, 5), "ieee802154": (36, 2), "caif": (37, 5), "rxrpc": (33, 2), "key": (15, 3, 2), "unspecified": (0, 1)},
+
+        "vsock": (40, 1),
+        "alg": (38, 5),
+        "packet": (17, 3),
+        "packet_dgram": (17, 2),
+        "xdp": (44, 3),
+        "bluetooth": (31, 3)
+    ,
+    "raw_ip": (2, 3, 255), "raw_icmp": (2, 3, 1), "raw_ip6": (10, 3, 58), "sctp": (2, 1, 132), "dccp": (2, 6, 33),
+
+        "udplite": (2, 2, 136),
+        "mptcp": (2, 1, 262),
+        "can": (29, 3, 1),
+        "tipc": (30, 1),
+        "rds": (21, 5),
+        "kcm": (41, 2)
+    ,
+
+        "smc": (43, 1),
+        "qipcrtr": (42, 2),
+        "ax25": (3, 5),
+        "x25": (9, 5),
+        "llc": (26, 1),
+        "pppox": (24, 1),
+        "phonet": (35, 2)
+    ,
+
+        "nfc": (39, 5),
+        "ieee802154": (36, 2),
+        "caif": (37, 5),
+        "rxrpc": (33, 2),
+        "key": (15, 3, 2),
+        "unspecified": (0, 1)
+    ,
     "packet_in_inet": (2, 10, 0x0300),
 }
 for _name, _parts in SOCKETS.items():
     ATTACKS[f"socket_{_name}"] = sockets(*_parts)
-ATTACKS["socket_high"] = lambda: libc.syscall(41 if X86 else 198, ctypes.c_ulong(0x100000000 | 40), 1, 0) >= 0 or errno_raise()
+ATTACKS["socket_high"] = lambda: (
+    libc.syscall(41 if X86 else 198, ctypes.c_ulong(0x100000000 | 40), 1, 0) >= 0 or errno_raise()
+)
 
 
 def errno_raise() -> object:

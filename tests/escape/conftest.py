@@ -16,7 +16,9 @@ Attempt = Callable[..., str]
 
 def run_outside(*words: str, python: str = sys.executable) -> str:
     """What an attack comes to outside: ``done``, an errno's name, or the signal that ended it."""
-    made = subprocess.run([python, str(PROGRAM), *words], capture_output=True, text=True, timeout=30, start_new_session=True)
+    made = subprocess.run(
+        [python, str(PROGRAM), *words], capture_output=True, text=True, timeout=30, start_new_session=True
+    )
     if made.returncode < 0:
         return f"signal {-made.returncode}"
     assert made.returncode == 0, made.stderr

@@ -33,7 +33,11 @@ def digest(path: str) -> str:
 @pytest.mark.parametrize("uid", [0, 1000])
 @pytest.mark.parametrize("name", ["write_own_exe", "write_init_exe"])
 def test_F01_the_runtime_cannot_be_overwritten(name: str, uid: int, inside: Attempt) -> None:
-    files = [os.path.realpath("/usr/bin/python3"), os.path.realpath(_native._native_ffi.__file__), f"/proc/{_native.zygote().pid}/exe"]
+    files = [
+        os.path.realpath("/usr/bin/python3"),
+        os.path.realpath(_native._native_ffi.__file__),
+        f"/proc/{_native.zygote().pid}/exe",
+    ]
     before = [digest(file) for file in files]
     assert inside(name, uid=uid) in ("EACCES", "EPERM", "ETXTBSY", "EROFS")
     assert [digest(file) for file in files] == before
@@ -83,7 +87,9 @@ def test_F02_no_descriptor_leads_out() -> None:
         os.set_inheritable(fd, True)
     try:
         control = f"import os; print(sorted(os.listdir({held[0]})) == sorted(os.listdir('/')))"
-        shown = subprocess.run([sys.executable, "-c", control], close_fds=False, capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            [sys.executable, "-c", control], close_fds=False, capture_output=True, text=True, check=True
+        )
         assert shown.stdout == "True\n"
         assert python(CWD_CODE) == "[]\n"
         assert python(CWD_CODE, uid=0) == "[]\n"
@@ -98,7 +104,11 @@ INSIDE = "import os; here = os.stat('.'); up = os.stat('../' * 40); print(os.pat
 @pytest.mark.parametrize("landlock", [True, False])
 def test_F02_cwd_cannot_be_a_descriptor_of_init(landlock: bool, tmp_path: Path) -> None:
     """CVE-2024-21626: a working directory given as /proc/self/fd/N of the launcher, by a link in a hostile tree."""
-    places = [f"/proc/{who}/fd/{number}" for who in ("self", "1") for number in range(24)] + ["/proc/1/cwd", "/proc/1/root", "/proc/self/cwd"]
+    places = [f"/proc/{who}/fd/{number}" for who in ("self", "1") for number in range(24)] + [
+        "/proc/1/cwd",
+        "/proc/1/root",
+        "/proc/self/cwd",
+    ]
     for number, place in enumerate(places):
         (tmp_path / f"link{number}").symlink_to(place)
         for cwd in (place, f"/work/link{number}"):
@@ -121,7 +131,14 @@ def test_F03_control_and_attack_with_every_kind_of_descriptor() -> None:
     import socket
 
     pair = socket.socketpair()
-    held = [os.memfd_create("secret"), os.open("/", os.O_PATH), pair[0].fileno(), *os.pipe(), os.eventfd(0), os.pidfd_open(os.getpid())]
+    held = [
+        os.memfd_create("secret"),
+        os.open("/", os.O_PATH),
+        pair[0].fileno(),
+        *os.pipe(),
+        os.eventfd(0),
+        os.pidfd_open(os.getpid()),
+    ]
     for fd in held:
         os.set_inheritable(fd, True)
     listing = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])"
@@ -276,7 +293,9 @@ def test_F04_a_source_swapped_for_a_link_is_refused_or_the_old_one(tmp_path: Pat
     try:
         for _ in range(60):
             try:
-                result = nsbox.run(["sh", "-c", "cat /m/mark 2>/dev/null; ls -A /m | wc -l"], ro=[(str(tmp_path / "source"), "/m")])
+                result = nsbox.run(
+                    ["sh", "-c", "cat /m/mark 2>/dev/null; ls -A /m | wc -l"], ro=[(str(tmp_path / "source"), "/m")]
+                )
                 seen.add(result.stdout)
             except errors.NsboxError as error:
                 seen.add(type(error).__name__.encode())
@@ -301,7 +320,9 @@ def test_S01_no_credential_of_the_host_in_any_process_inside(monkeypatch: pytest
             except OSError: pass
     print(bytes(reversed(b"t1rk3s")) in everything, bytes(reversed(b"GIFNOCEBUK")) in everything, len(everything) > 1000)
     """
-    shown = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    ).stdout
     assert shown == "True True True\n", "the control"
     assert python(code) == "False False True\n"
 
@@ -326,7 +347,9 @@ def test_S08_no_user_namespaces_means_no_sandbox() -> None:
     """
     with tempfile.TemporaryDirectory(prefix="s08-") as runtime:
         env = {**os.environ, "XDG_RUNTIME_DIR": runtime}
-        made = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, env=env)
+        made = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, env=env
+        )
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith("refused"), made.stdout
     assert made.stdout.split()[2:] == ["True", "True"], made.stdout

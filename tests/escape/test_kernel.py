@@ -22,11 +22,27 @@ from .conftest import Attempt
 
 WORKS = ("done",)
 # The call is there and looks at its arguments; what it lacks outside is a right or an object, not the call itself.
-EXISTS = ("done", "EPERM", "EACCES", "EINVAL", "EBADF", "ENOENT", "ENOTTY", "ENOKEY", "ENOTSUP", "EFAULT", "ENOEXEC", "ENODEV", "ENETDOWN")
+EXISTS = (
+    "done",
+    "EPERM",
+    "EACCES",
+    "EINVAL",
+    "EBADF",
+    "ENOENT",
+    "ENOTTY",
+    "ENOKEY",
+    "ENOTSUP",
+    "EFAULT",
+    "ENOEXEC",
+    "ENODEV",
+    "ENETDOWN",
+)
 x86_only = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 has these entry points")
 
 
-def attempt(name: str, control: Attempt, inside: Attempt, expected: tuple[str, ...], answers: tuple[str, ...], **options: object) -> None:
+def attempt(
+    name: str, control: Attempt, inside: Attempt, expected: tuple[str, ...], answers: tuple[str, ...], **options: object
+) -> None:
     """The control must answer as expected (a kernel without the call is skipped), the sandbox one of ``answers``."""
     shown = control(name)
     if shown in ("ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"):
@@ -63,7 +79,12 @@ def test_K03_high_half_of_the_number(control: Attempt, inside: Attempt) -> None:
 
 def test_K04_clone3(control: Attempt, inside: Attempt) -> None:
     attempt("clone3_namespaces", control, inside, WORKS, ("ENOSYS",))
-    assert nsbox.run(["python3", "-c", "import threading; t = threading.Thread(target=print, args=('ok',)); t.start(); t.join()"]).stdout == b"ok\n"
+    assert (
+        nsbox.run(
+            ["python3", "-c", "import threading; t = threading.Thread(target=print, args=('ok',)); t.start(); t.join()"]
+        ).stdout
+        == b"ok\n"
+    )
 
 
 @pytest.mark.parametrize("how", ["unshare", "clone", "clone_high"])
@@ -89,7 +110,17 @@ def test_K06_setns(kind: str, control: Attempt, inside: Attempt) -> None:
     attempt(f"setns_{kind}", control, inside, EXISTS, ("EPERM",))
 
 
-KERNEL = ["bpf", "perf_event_open", "userfaultfd", "kexec_load", "init_module", "finit_module", "delete_module", "memfd_secret", "syslog"]
+KERNEL = [
+    "bpf",
+    "perf_event_open",
+    "userfaultfd",
+    "kexec_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "memfd_secret",
+    "syslog",
+]
 
 
 @pytest.mark.parametrize("name", KERNEL)
@@ -146,7 +177,17 @@ def test_K11_other_netlink(name: str, control: Attempt, inside: Attempt) -> None
     attempt(name, control, inside, WORKS, ("EAFNOSUPPORT", "EPROTONOSUPPORT"))
 
 
-MOUNTS = ["mount", "mount_bind", "mount_propagation", "umount2", "fsopen", "fspick", "open_tree", "open_tree_attr", "mount_setattr"]
+MOUNTS = [
+    "mount",
+    "mount_bind",
+    "mount_propagation",
+    "umount2",
+    "fsopen",
+    "fspick",
+    "open_tree",
+    "open_tree_attr",
+    "mount_setattr",
+]
 MOUNTS += ["fsmount", "fsconfig", "move_mount", "chroot", "pivot_root", "remount_usr_writable", "double_chroot"]
 
 
@@ -188,7 +229,12 @@ print("session", result.stdout_text.split(), flush=True)
     master, slave = pty.openpty()
     program = attacks.__file__
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl; fcntl.ioctl(0, 0x540E, 0)\nprint('control', open('/dev/tty').fileno() > 0)\n{code}", program],
+        [
+            sys.executable,
+            "-c",
+            f"import fcntl; fcntl.ioctl(0, 0x540E, 0)\nprint('control', open('/dev/tty').fileno() > 0)\n{code}",
+            program,
+        ],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -202,7 +248,7 @@ print("session", result.stdout_text.split(), flush=True)
 
 
 def test_K14_the_caller_s_terminal_is_out_of_reach(terminal: tuple[int, "subprocess.Popen[bytes]"]) -> None:
-    master, process = terminal
+    master, _ = terminal
     seen = b""
     with contextlib.suppress(OSError):  # EIO: the other end is closed
         while select.select([master], [], [], 30)[0]:
@@ -225,8 +271,27 @@ def test_K16_personality(name: str, control: Attempt, inside: Attempt) -> None:
     attempt(name, control, inside, WORKS, ("EPERM",))
 
 
-HOST = ["settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "sethostname", "setdomainname", "reboot", "swapon", "swapoff"]
-HOST += ["quotactl", "quotactl_fd", "acct", "open_by_handle_at", "fanotify_init", "prctl_set_mm", "prctl_set_ptracer", "prctl_securebits"]
+HOST = [
+    "settimeofday",
+    "clock_settime",
+    "adjtimex",
+    "clock_adjtime",
+    "sethostname",
+    "setdomainname",
+    "reboot",
+    "swapon",
+    "swapoff",
+]
+HOST += [
+    "quotactl",
+    "quotactl_fd",
+    "acct",
+    "open_by_handle_at",
+    "fanotify_init",
+    "prctl_set_mm",
+    "prctl_set_ptracer",
+    "prctl_securebits",
+]
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
@@ -272,11 +337,19 @@ def set_id_tree() -> Iterator[Path]:
 @pytest.mark.parametrize("mount", ["ro", "rw", "workspace"])
 def test_K18_set_id_programs_gain_nothing(program: str, mount: str, set_id_tree: Path) -> None:
     shown = subprocess.run(
-        [str(set_id_tree / program), "/proc/self/status"], user=61234, group=61234, extra_groups=[], capture_output=True, text=True, check=True
+        [str(set_id_tree / program), "/proc/self/status"],
+        user=61234,
+        group=61234,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     fields = dict(line.split(":\t") for line in shown.splitlines())
     assert fields["Uid"].split()[1] == "0" or int(fields["CapEff"], 16), "the control: it works outside"
-    where = {"ro": [(str(set_id_tree), "/work")], "rw": [(str(set_id_tree), "/work")], "workspace": str(set_id_tree)}[mount]
+    where = {"ro": [(str(set_id_tree), "/work")], "rw": [(str(set_id_tree), "/work")], "workspace": str(set_id_tree)}[
+        mount
+    ]
     result = nsbox.run([f"/work/{program}", "/proc/self/status"], **{mount: where}).check()
     fields = dict(line.split(":\t") for line in result.stdout_text.splitlines())
     assert fields["Uid"].split() == ["1000"] * 4
@@ -295,12 +368,7 @@ def test_K18_the_host_s_own_set_id_programs_gain_nothing() -> None:
         assert not nsbox.run(["mount", "-t", "tmpfs", "none", "/tmp"]).ok
 
 
-DANGEROUS = """
-    ptrace syslog acct add_key bpf chroot clock_adjtime clock_settime delete_module fanotify_init finit_module fsconfig fsmount
-    fsopen fspick init_module kcmp kexec_load keyctl migrate_pages mount mount_setattr move_mount move_pages open_by_handle_at
-    open_tree perf_event_open pidfd_getfd pivot_root process_madvise process_mrelease process_vm_readv process_vm_writev quotactl
-    quotactl_fd reboot request_key setdomainname sethostname setns settimeofday swapoff swapon umount2 unshare userfaultfd adjtimex
-""".split()
+DANGEROUS = ["ptrace", "syslog", "acct", "add_key", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module", "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "kcmp", "kexec_load", "keyctl", "migrate_pages", "mount", "mount_setattr", "move_mount", "move_pages", "open_by_handle_at", "open_tree", "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "quotactl", "quotactl_fd", "reboot", "request_key", "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "umount2", "unshare", "userfaultfd", "adjtimex"]
 
 
 def swept(result: nsbox.Result) -> dict[int, str]:
@@ -312,24 +380,33 @@ def swept(result: nsbox.Result) -> dict[int, str]:
 
 @pytest.mark.slow
 def test_K19_every_number(inside: Attempt) -> None:
-    known = {key: value[0 if attacks.X86 else 1] if isinstance(value, tuple) else value for key, value in attacks.NUMBERS.items()}
+    known = {
+        key: value[0 if attacks.X86 else 1] if isinstance(value, tuple) else value
+        for key, value in attacks.NUMBERS.items()
+    }
     script = [(attacks.__file__, "/attacks.py")]
     outcome = swept(nsbox.run(["python3", "/attacks.py", "sweep:0-600"], ro=script, timeout=60))
     assert len(outcome) == 600
     assert [number for number, how in outcome.items() if how == f"signal {signal.SIGSYS}"] == []
     assert {name: outcome[known[name]] for name in DANGEROUS if outcome[known[name]] != "EPERM"} == {}
-    assert {name: outcome[known[name]] for name in ("clone3", "io_uring_setup") if outcome[known[name]] != "ENOSYS"} == {}
+    assert {
+        name: outcome[known[name]] for name in ("clone3", "io_uring_setup") if outcome[known[name]] != "ENOSYS"
+    } == {}
     assert {number: outcome[number] for number in range(480, 600) if outcome[number] != "ENOSYS"} == {}
     assert outcome[known["getpid"]] == "ok"
 
 
 @x86_only
 def test_K19_every_x32_number() -> None:
-    result = nsbox.run(["python3", "/attacks.py", "sweep:0x40000000-0x40000258"], ro=[(attacks.__file__, "/attacks.py")], timeout=60)
+    result = nsbox.run(
+        ["python3", "/attacks.py", "sweep:0x40000000-0x40000258"], ro=[(attacks.__file__, "/attacks.py")], timeout=60
+    )
     assert set(swept(result).values()) <= {"ENOSYS", f"signal {signal.SIGSYS}"}
 
 
 @pytest.mark.parametrize("first", [600, 1000, 0x3FFFFFF0, 0x7FFFFFF0, 0xFFFFFFE0])
 def test_K19_numbers_beyond_any_table(first: int) -> None:
-    result = nsbox.run(["python3", "/attacks.py", f"sweep:{first}-{first + 16}"], ro=[(attacks.__file__, "/attacks.py")])
+    result = nsbox.run(
+        ["python3", "/attacks.py", f"sweep:{first}-{first + 16}"], ro=[(attacks.__file__, "/attacks.py")]
+    )
     assert set(swept(result).values()) == {"ENOSYS"}

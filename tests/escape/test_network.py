@@ -24,7 +24,9 @@ def python(code: str, **options: object) -> str:
 
 
 def here(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    ).stdout
 
 
 CONNECT = """
@@ -89,16 +91,23 @@ def host_addresses() -> list[str]:
 def gateways() -> list[str]:
     """Addresses of the host's default routers."""
     lines = Path("/proc/net/route").read_text().splitlines()[1:]
-    return [socket.inet_ntoa(int(line.split()[2], 16).to_bytes(4, "little")) for line in lines if line.split()[1] == "00000000"]
+    return [
+        socket.inet_ntoa(int(line.split()[2], 16).to_bytes(4, "little"))
+        for line in lines
+        if line.split()[1] == "00000000"
+    ]
 
 
 def test_N08_services_of_the_host(services: dict[str, int]) -> None:
     port, came = services["port"], services["came"]
     addresses = ["127.0.0.1", "127.0.0.53", "0.0.0.0", *host_addresses(), *gateways()]
-    code = CONNECT + f"""
+    code = (
+        CONNECT
+        + f"""
 for address in {addresses}:
     print(attempt(socket.AF_INET, socket.SOCK_STREAM, (address, {port})))
 """
+    )
     assert here(code).startswith("connected"), "the control"
     time.sleep(0.2)
     before = dict(came)  # type: ignore[call-overload]
@@ -107,13 +116,17 @@ for address in {addresses}:
     assert len(outcomes) == len(addresses)
     assert "connected" not in outcomes
     for kind in ("SOCK_DGRAM",):
-        python(CONNECT + f"for address in {addresses}: print(attempt(socket.AF_INET, socket.{kind}, (address, {port})))")
+        python(
+            CONNECT + f"for address in {addresses}: print(attempt(socket.AF_INET, socket.{kind}, (address, {port})))"
+        )
     time.sleep(0.2)
     assert came == before, "something came through"
 
 
 def test_N01_nothing_but_loopback() -> None:
-    code = CONNECT + """
+    code = (
+        CONNECT
+        + """
 import time
 before = time.monotonic()
 for address in ("1.1.1.1", "169.254.169.254", "10.0.0.1", "192.168.0.1", "224.0.0.1", "255.255.255.255"):
@@ -124,6 +137,7 @@ if socket.has_ipv6:
         print(attempt(socket.AF_INET6, socket.SOCK_STREAM, (address, 53)))
 print(time.monotonic() - before < 1)
 """
+    )
     lines = python(code).splitlines()
     assert lines[-1] == "True", "it must fail at once, not by a timeout"
     assert "connected" not in lines
@@ -165,7 +179,9 @@ def test_N09_abstract_sockets_of_the_host() -> None:
         assert python(attempt) == "ConnectionRefusedError 111\n"
 
 
-@pytest.mark.skipif(not nsbox.run(["true"]).enforced["landlock"]["how"].startswith("ABI"), reason="this kernel has no Landlock")
+@pytest.mark.skipif(
+    not nsbox.run(["true"]).enforced["landlock"]["how"].startswith("ABI"), reason="this kernel has no Landlock"
+)
 def test_N09_abstract_sockets_even_with_the_host_s_network() -> None:
     """net=host shares the namespace of abstract sockets: Landlock's scope keeps them apart, from ABI 6 on."""
     how = nsbox.run(["true"]).enforced["landlock"]["how"]

@@ -6,6 +6,7 @@ run inside it without any capability.
 
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from nsbox.plan.net import NetPlan
 from nsbox.resources.netlink import exchange
 
 CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS = 0x10000000, 0x40000000, 0x00020000
+NFT = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -142,7 +144,9 @@ class NetBox:
             setns(user, CLONE_NEWUSER)
             setns(net, CLONE_NEWNET)
 
-        return subprocess.run(["nft", "list", "ruleset"], preexec_fn=enter, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [NFT or "nft", "list", "ruleset"], preexec_fn=enter, capture_output=True, text=True
+        ).stdout
 
     def close_fds(self) -> None:
         """Close the passed-out sockets, where no gateway has taken them over."""

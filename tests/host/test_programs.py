@@ -67,7 +67,10 @@ def test_git_clone_of_a_read_only_mount(repository: Path) -> None:
 
 
 def test_git_clone_of_a_read_only_mount_without_being_told(repository: Path) -> None:
-    assert good(nsbox.run(["sh", "-c", "git clone -q /src copy && cat copy/file"], ro=[(str(repository), "/src")])) == "content\n"
+    assert (
+        good(nsbox.run(["sh", "-c", "git clone -q /src copy && cat copy/file"], ro=[(str(repository), "/src")]))
+        == "content\n"
+    )
 
 
 def test_git_in_a_workspace(repository: Path) -> None:
@@ -88,7 +91,9 @@ def test_gcc_compiles_and_the_program_runs() -> None:
 
 def test_make_and_static_library(tmp_path: Path) -> None:
     needs("make"), needs("gcc")
-    (tmp_path / "Makefile").write_text("all: p\n\t./p\np: p.c liba.a\n\tgcc -o p p.c -L. -la\nliba.a: a.o\n\tar rcs $@ $^\n")
+    (tmp_path / "Makefile").write_text(
+        "all: p\n\t./p\np: p.c liba.a\n\tgcc -o p p.c -L. -la\nliba.a: a.o\n\tar rcs $@ $^\n"
+    )
     (tmp_path / "a.c").write_text("int a(void) { return 7; }\n")
     (tmp_path / "p.c").write_text('#include <stdio.h>\nint a(void);\nint main(void) { printf("%d\\n", a()); }\n')
     assert good(nsbox.run(["make", "-s"], workspace=str(tmp_path))) == "7\n"
@@ -200,7 +205,10 @@ def test_numpy() -> None:
 
 def test_pty_from_script() -> None:
     needs("script")
-    assert good(nsbox.run(["script", "-qec", "tty; stty size >/dev/null && echo sized", "/dev/null"])).split() == ["/dev/pts/0", "sized"]
+    assert good(nsbox.run(["script", "-qec", "tty; stty size >/dev/null && echo sized", "/dev/null"])).split() == [
+        "/dev/pts/0",
+        "sized",
+    ]
 
 
 def test_pty_from_openpty() -> None:
@@ -318,20 +326,30 @@ def test_locale_time_and_certificates() -> None:
 @pytest.mark.parametrize("program", ["strace", "gdb"])
 def test_tracing_is_for_permissive_only(program: str) -> None:
     needs(program)
-    words = {"strace": ["strace", "-o", "/tmp/trace", "true"], "gdb": ["gdb", "-q", "-batch", "-ex", "run", "/bin/true"]}[program]
+    words = {
+        "strace": ["strace", "-o", "/tmp/trace", "true"],
+        "gdb": ["gdb", "-q", "-batch", "-ex", "run", "/bin/true"],
+    }[program]
     assert good(nsbox.run(words, seccomp="permissive")) is not None
     if program == "strace":
         assert not nsbox.run(words).ok
 
 
 def test_large_argv_and_environment() -> None:
-    argv = ["sh", "-c", 'echo $# ${#1} ${#BIG}', "sh", *("x" * 131071 for _ in range(4))]
+    argv = ["sh", "-c", "echo $# ${#1} ${#BIG}", "sh", *("x" * 131071 for _ in range(4))]
     assert good(nsbox.run(argv, env={"BIG": "y" * 100000})) == "4 131071 100000\n"
 
 
 def test_arguments_reach_the_program_byte_for_byte() -> None:
     words: list[str | bytes] = ["", " ", "\n", "a\tb", "'\"\\$`", "é", b"\xff\xfe", "--", "-n", "*"]
-    result = nsbox.run(["python3", "-c", "import sys, os, json; print(json.dumps([list(os.fsencode(a)) for a in sys.argv[1:]]))", *words])
+    result = nsbox.run(
+        [
+            "python3",
+            "-c",
+            "import sys, os, json; print(json.dumps([list(os.fsencode(a)) for a in sys.argv[1:]]))",
+            *words,
+        ]
+    )
     assert json.loads(good(result)) == [list(os.fsencode(word)) for word in words]
 
 
@@ -344,4 +362,3 @@ def test_other_tools_start(tool: str) -> None:
     needs(tool)
     flags = {"ssh": ["-V"], "openssl": ["version"], "go": ["version"]}.get(tool, ["--version"])
     good(nsbox.run([tool, *flags]))
-

@@ -18,7 +18,7 @@ from nsbox.errors import HostError
 from nsbox.plan.address import parse_address
 from nsbox.plan.net import NetPolicy
 from nsbox.resources import netlink, nft, veth
-from nsbox.resources.gateway import Gateway
+from nsbox.resources.gateway import Gateway, shared
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(not shutil.which("ip"), reason="the ip command is not installed")]
 
@@ -211,12 +211,13 @@ def test_nothing_is_left(host: Host, stack: contextlib.ExitStack) -> None:
             Box(inner, gateway, slot, "203.0.113.5")
             assert f"nsbx{slot:x}" in links()
             assert tables() == {f"nsbox-{os.getpid()}"}
-    assert not tables()
-    gateway.loop.ask(lambda: None)
     deadline = time.monotonic() + 5
-    while links() != before and time.monotonic() < deadline:
+    while (links() != before or tables()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert links() == before
+    assert not tables()
+    shared().close()
+    gateway.loop.ask(lambda: None)
     assert len(os.listdir("/proc/self/fd")) == fds
 
 

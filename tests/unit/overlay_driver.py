@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import random
 import shutil
 import socket
 import stat
@@ -15,6 +16,8 @@ from typing import Any
 
 from nsbox import changes, transfer, tree
 
+# Few names, so that operations meet; among them what is awkward.
+NAMES = ("a", "b", "c", "with space", "line\nfeed", "\udcff\x1b[31m", ".git", "n" * 255)
 Tree = dict[str, list[Any]]
 
 
@@ -29,8 +32,8 @@ def play(root: str, op: list[Any]) -> None:
 
 
 def _nonblocking(path: str, flags: int) -> int:
-    # A fifo without a reader must not hold us.
-    return os.open(path, flags | os.O_NONBLOCK, 0o644)
+    # A fifo without a reader must not hold us, and a link to /nonexistent/x must not be written through.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
 
 
 def _write(_: str, path: str, content: str, size: int) -> None:
@@ -63,6 +66,13 @@ def _remove_tree(_: str, path: str) -> None:
         shutil.rmtree(path)
 
 
+def _chmod(_: str, path: str, mode: int) -> None:
+    if os.path.islink(path):
+        return
+    # Who is not root must be able to look at what it made.
+    os.chmod(path, mode | (0o700 if os.geteuid() and os.path.isdir(path) else 0))
+
+
 def _socket(_: str, path: str) -> None:
     # The path of a socket is at most 108 bytes: bind it from its directory.
     os.chdir(os.path.dirname(path))
@@ -80,7 +90,7 @@ PLAYERS: dict[str, Any] = {
     "rename": lambda root, path, to: os.rename(path, os.path.join(root, to)),
     "symlink": lambda _, path, target: os.symlink(target, path),
     "link": lambda root, path, to: os.link(path, os.path.join(root, to), follow_symlinks=False),
-    "chmod": lambda _, path, mode: None if os.path.islink(path) else os.chmod(path, mode),
+    "chmod": _chmod,
     "fifo": lambda _, path: os.mkfifo(path),
     "socket": _socket,
     "xattr": lambda _, path, value: os.setxattr(path, "user.test", value.encode(), follow_symlinks=False),
@@ -155,8 +165,41 @@ def _unmount(path: str) -> None:
     subprocess.run(["umount", path], check=True)
 
 
+def random_ops(chance: random.Random, count: int) -> list[list[Any]]:
+    """Operations for ``play``, most of which find something to work on."""
+    names = ("a", "b", "c", *chance.sample(NAMES, 2))
+
+    def path() -> str:
+        return "/".join(chance.choice(names) for _ in range(chance.choice((1, 1, 2, 2, 3))))
+
+    more: dict[str, Any] = {
+        "write": lambda: [chance.choice("xy"), chance.choice((0, 1, 70000))],
+        "append": lambda: ["z"],
+        "sparse": lambda: [chance.choice((0, 1 << 20))],
+        "rename": lambda: [path()],
+        "link": lambda: [path()],
+        "symlink": lambda: [chance.choice(("a", "../b", "/nonexistent/x", "a/../../x"))],
+        "chmod": lambda: [chance.choice((0o600, 0o755, 0o700, 0o1777, 0o666))],
+        "xattr": lambda: [chance.choice("12")],
+    }
+    kinds = chance.choices([*PLAYERS, "mkdir", "write"], k=count)
+    return [[kind, path(), *more.get(kind, list)()] for kind in kinds]
+
+
+def inside() -> None:
+    """Play what standard input says in the working directory, and print what it looks like then."""
+    root = os.getcwd()
+    for op in json.load(sys.stdin):
+        play(root, op)
+    os.chdir(root)
+    json.dump(picture(root), sys.stdout)
+
+
 def main() -> None:
     """The loop."""
+    if sys.argv[1] == "inside":
+        inside()
+        return
     top = sys.argv[1]
     for number, line in enumerate(sys.stdin):
         place = f"{top}/{number}"

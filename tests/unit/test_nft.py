@@ -1,18 +1,18 @@
 """The encoder, compared with what the nft command says of the ruleset that the kernel made of it."""
 
-import shutil
 import struct
 import sys
 from pathlib import Path
 
 import pytest
 
+from nsbox.errors import SpecError
 from nsbox.plan.net import LAST, NetPolicy
 from nsbox.resources import netlink
 from nsbox.resources.netplan import plan_net
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "host"))
-from _netbox import NetBox
+from _netbox import NFT, NetBox
 
 POLICY = NetPolicy.parse(
     ["1.2.3.4:80", "5.6.7.0/24", "9.9.9.9:53/udp", "[2001:db8::1]:443", "127.0.0.1:8080", "a.test"]
@@ -81,7 +81,7 @@ def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-@pytest.mark.skipif(not shutil.which("nft"), reason="the nft command is not installed")
+@pytest.mark.skipif(not NFT, reason="the nft command is not installed")
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the host has no IPv6")
 def test_gateway_ruleset_reads_as_meant() -> None:
     plan = plan_net(POLICY.deny(["5.6.7.9"]), ipv6=True)
@@ -142,3 +142,12 @@ def test_plans_are_pure_data_and_cached() -> None:
 def test_nonsense_from_netlink_ends(data: bytes) -> None:
     list(netlink.messages(data))
     netlink.attributes(data)
+
+
+def test_as_many_rules_as_one_message_takes() -> None:
+    some = NetPolicy.parse([f"203.0.{n}.0/24:443" for n in range(256)])
+    with NetBox(plan_net(some, ipv6=True)) as box:
+        box.close_fds()
+    many = NetPolicy.parse([f"203.{n}.{m}.0/24:443" for n in range(8) for m in range(256)])
+    with pytest.raises(SpecError, match="too many rules"):
+        plan_net(many, ipv6=True)

@@ -16,9 +16,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
     "errors | frozen | units | secrets | spec profiles | places trust guard | change | _native | probe | plan | encode | resources |"
-    " janitor watch | launch | enforce | supervise | files tree | contents copying | diff changes outgoing | transfer masking boundary telemetry record |"
-    " report | crossing | pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | box | aio | |"
-    " python_env | cli_options cli_output | cli_run | cli_python | cli | __main__ | integrations"
+    " janitor watch | launch | enforce | supervise | tree | contents copying | diff changes outgoing | transfer masking boundary telemetry record |"
+    " report | crossing | pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | rooted | files find archive |"
+    " snapshot | process box shell ports | aio | |"
+    " python_env | cli_options cli_output | cli_review cli_log cli_stats | cli_run | cli_python cli_shell | cli | __main__ | integrations"
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
 # These decide and describe; they leave the doing to others.

@@ -171,6 +171,11 @@ def test_an_export_goes_to_a_directory_of_its_own(box: Box) -> None:
         box.export()
     with pytest.raises(SpecError, match="not a directory"):
         transfer.export(box.scan(), box.fd, str(box.out / "a"))
+    (box.top / "empty").mkdir()
+    (box.top / "link").symlink_to(box.top / "empty")
+    for path in ("link", "link/"):
+        with pytest.raises(SpecError, match="no link"):
+            transfer.export(box.scan(), box.fd, f"{box.top}/{path}")
 
 
 def test_F12_what_the_host_would_trust_is_held_back(box: Box) -> None:

@@ -16,8 +16,9 @@ SCALE = {"smoke": 900, "full": 7200}  #: seconds for one machine
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
-MACHINES = [("6.1", "v2"), ("6.12", "v2"), ("6.1", "hybrid"), ("6.12", "hybrid")]
-FULL_ONLY = [("6.1", "v1")]
+#: On a hybrid host with 6.12 the memory controller is on v2 and the others on v1: that kernel has no v1 memory any more.
+MACHINES = [("6.1", "v2"), ("6.12", "v2"), ("6.12", "hybrid")]
+FULL_ONLY = [("6.1", "hybrid"), ("6.1", "v1")]
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,9 @@ def check_programs() -> None:
     if os.uname().machine != "x86_64":
         raise Unavailable(f"the kernels are for x86_64, this is {os.uname().machine}")
     missing = [package for name, package in PROGRAMS.items() if not shutil.which(name, path=_PATH)]
+    busybox = shutil.which("busybox", path=_PATH)
+    if busybox and b"/ld-linux" in Path(busybox).read_bytes():
+        missing.append("busybox-static")  # it runs where there is no libc yet
     if missing:
         raise Unavailable(
             f"missing packages; run: sudo apt-get install --no-install-recommends {' '.join(sorted(missing))}"

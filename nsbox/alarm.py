@@ -1,0 +1,78 @@
+"""Calls functions at their times: secrets of a sandbox that stays have an end, and so has the sandbox.
+
+One thread for all of them, started with the first and ended when none is left.
+"""
+
+import contextlib
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+
+Job = Callable[[], object]
+
+_queue: list[tuple[float, int, Job]] = []
+_dropped: set[int] = set()
+_numbers = itertools.count(1)
+_wake = threading.Condition()
+_thread: threading.Thread | None = None
+
+
+def at(when: float, job: Job) -> int:
+    """Have ``job`` called at ``when`` (time.monotonic()), by another thread; what it raises is dropped. The answer is for
+    ``cancel``."""
+    global _thread
+    with _wake:
+        number = next(_numbers)
+        heapq.heappush(_queue, (when, number, job))
+        if _thread is None:
+            _thread = threading.Thread(target=_work, name="nsbox-alarm", daemon=True)
+            _thread.start()
+        else:
+            _wake.notify()
+        return number
+
+
+def cancel(number: int) -> None:
+    """Forget a job; one that is being called is not waited for."""
+    with _wake:
+        if any(entry[1] == number for entry in _queue):
+            _dropped.add(number)
+            _wake.notify()
+
+
+def _next() -> Job | None:
+    """Wait for the next job to be due; None when there is no more."""
+    with _wake:
+        while _queue:
+            when, number, job = _queue[0]
+            pause = when - time.monotonic()
+            if number in _dropped or pause <= 0:
+                heapq.heappop(_queue)
+                if number not in _dropped:
+                    return job
+                _dropped.discard(number)
+            else:
+                _wake.wait(pause)
+        global _thread
+        _thread = None
+        return None
+
+
+def _work() -> None:
+    while (job := _next()) is not None:
+        with contextlib.suppress(Exception):
+            job()
+
+
+def _after_fork() -> None:
+    """The sandboxes are the parent's, and so is the thread."""
+    global _thread, _wake
+    _wake, _thread = threading.Condition(), None
+    _queue.clear()
+    _dropped.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,157 @@
+"""What crosses the boundary of a sandbox that stays: its record, its changes, and the ends of its secrets and its own."""
+
+import os
+import time
+from collections.abc import Collection
+from typing import Any
+
+from nsbox import alarm, changes, diff, transfer
+from nsbox.change import Change, ChangeSet
+from nsbox.crossing import Crossing, upper_of, workspace_of
+from nsbox.errors import SpecError
+from nsbox.launch import Handle
+from nsbox.outgoing import Applied, Exported, Held
+from nsbox.spec import Spec
+
+
+class BoxCrossing(Crossing):
+    """The record of one sandbox that stays. ``begin`` is for the launch; then ``opened``, and ``ended`` at the end."""
+
+    def __init__(self, spec: Spec, sandbox_id: str, target: Any = None) -> None:
+        super().__init__(spec, (), target)
+        self._id = sandbox_id
+        self._alarms: list[int] = []
+        self._reason = "exited"
+        self._crossed: set[str] = set()  #: paths that have been told of
+        self._own: dict[str, int] = {}  #: path → ctime of the host's file as apply left it
+
+    def begin(self, handle: Handle) -> None:
+        handle.id = self._id
+        super().begin(handle)
+
+    def longest(self) -> float | None:
+        return self.spec.limits.lifetime
+
+    def opened(self, handle: Handle) -> None:
+        """The sandbox is there: secrets and the sandbox itself are ended in time, whether anybody uses it or not."""
+        at = handle.next_revocation()
+        if at is not None:
+            self._alarms.append(alarm.at(at, lambda: self._revoke(handle)))
+        if self.spec.limits.lifetime is not None:
+            self._alarms.append(alarm.at(handle.started_at + self.spec.limits.lifetime, lambda: self._too_old(handle)))
+
+    def _revoke(self, handle: Handle) -> None:
+        handle.revoke_secrets(time.monotonic())
+        at = handle.next_revocation()
+        if at is not None:
+            self._alarms.append(alarm.at(at, lambda: self._revoke(handle)))
+
+    def _too_old(self, handle: Handle) -> None:
+        self._reason = "timeout"
+        handle.kill()
+        limit = self.spec.limits.lifetime
+        self.tell(lambda record: record.limit("lifetime", limit, 1, limit))
+
+    def ended(self, handle: Handle) -> None:
+        """The sandbox is to go: its processes first, then what is left of the record. Raises LogError."""
+        for number in self._alarms:
+            alarm.cancel(number)
+        handle.kill()
+        lifetime = time.time() - self.began
+        if self._failed is not None:
+            raise self._failed
+        if self.record is None:
+            return
+        self._end_of_secrets(handle)
+        found = self.outputs(handle)
+        for entry in found.entries if found is not None else ():
+            if entry.path not in self._crossed:
+                self.record.output(entry.report())
+        self.record.end(self._reason, lifetime)
+        self._covered()
+
+    def changes(self, handle: Handle, **options: Any) -> ChangeSet:
+        """See ``Sandbox.changes``."""
+        upper = self._upper(handle)
+        try:
+            return changes.scan(
+                upper, workspace_of(handle), map_ids=handle.inside_id, look_for=handle.secrets.by_name(), **options
+            )
+        finally:
+            os.close(upper)
+
+    def diff(self, handle: Handle) -> str:
+        """See ``Sandbox.diff``."""
+        upper = self._upper(handle)
+        try:
+            return diff.unified(self.changes(handle), upper, workspace_of(handle))
+        finally:
+            os.close(upper)
+
+    def export(self, handle: Handle, directory: str, allow_trusted: Collection[str] | bool) -> Exported:
+        """See ``Sandbox.export``."""
+        upper = self._upper(handle)
+        try:
+            found = self.changes(handle)
+            done = transfer.export(found, upper, directory, allow_trusted=allow_trusted)
+            self._crossing(found, "exported", done.copied, {"held_back": done.held_back, "skipped": done.skipped})
+            return done
+        finally:
+            os.close(upper)
+
+    def apply(
+        self, handle: Handle, paths: Collection[str] | None, force: bool, allow_trusted: Collection[str] | bool
+    ) -> Applied:
+        """See ``Sandbox.apply``."""
+        upper, workspace = self._upper(handle), workspace_of(handle)
+        try:
+            found = self.changes(handle)
+            known = found._replace(entries=tuple(map(self._as_left, found.entries)))
+            done = transfer.apply(
+                known,
+                upper,
+                workspace,
+                paths=paths,
+                force=force,
+                allow_trusted=allow_trusted,
+                since_ns=int(self.began * 1e9),
+            )
+            self._remember(workspace, done.applied)
+            held = {"held_back": done.held_back, "conflict": done.conflicts, "skipped": done.skipped}
+            self._crossing(found, "applied", done.applied, held)
+            return done
+        finally:
+            os.close(upper)
+
+    def _as_left(self, entry: Change) -> Change:
+        """What apply itself has written is not a change that the host made meanwhile."""
+        if entry.before is None or self._own.get(entry.path) != entry.before.ctime_ns:
+            return entry
+        return entry._replace(before=entry.before._replace(ctime_ns=0))
+
+    def _remember(self, workspace: str, applied: Collection[str]) -> None:
+        for path in applied:
+            try:
+                self._own[path] = os.lstat(os.path.join(workspace, path)).st_ctime_ns
+            except OSError:  # it was a deletion
+                self._own.pop(path, None)
+
+    def _crossing(
+        self, found: ChangeSet, action: str, done: Collection[str], held: dict[str, tuple[Held, ...]]
+    ) -> None:
+        """Tell the log what was done with each change. Raises LogError."""
+        if self.record is None:
+            return
+        verdicts = {path: (action, "") for path in done}
+        for name, items in held.items():
+            verdicts.update((item.path, (name, item.why)) for item in items)
+        for entry in found.entries:
+            if entry.path in verdicts:
+                what, why = verdicts[entry.path]
+                self.record.output(entry.report(), what, why or None)
+                self._crossed.add(entry.path)
+
+    def _upper(self, handle: Handle) -> int:
+        if self.spec.workspace is None:
+            raise SpecError("changes: the sandbox has no workspace; make it with workspace=DIR")
+        return upper_of(handle)
