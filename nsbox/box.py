@@ -9,16 +9,20 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nsbox import watch
 from nsbox._native import lib
+from nsbox.boxchanges import BoxCrossing
+from nsbox.change import ChangeSet
+from nsbox.crossing import target_of
 from nsbox.encode import command
-from nsbox.errors import SandboxUnavailable
+from nsbox.errors import SandboxUnavailable, SpecError
 from nsbox.files import Files
 from nsbox.launch import Argument, Handle, launch, prepare, start_command
+from nsbox.outgoing import Applied, Exported
 from nsbox.process import PIPE as PIPE
 from nsbox.process import Process as Process
 from nsbox.report import Result
@@ -26,6 +30,7 @@ from nsbox.spec import Spec
 from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
+    from nsbox.resources.egress import Egress
     from nsbox.shell import Shell
 
 Callback = Callable[[bytes], object]
@@ -35,7 +40,7 @@ START_TIMEOUT_S = 30.0
 class Sandbox:
     """A sandbox that stays until it is closed. Use it with ``with``; ``close`` is idempotent.
 
-    Made from a Spec or from the options of one. Raises what ``nsbox.run`` raises. Memory, processors, processes and
+    Made from a Spec or from the options of one; ``log`` as in ``nsbox.run``. Raises what ``nsbox.run`` raises. Memory, processors, processes and
     disk are limits of the whole box; wall clock, processor time and output count for each command by itself. Any
     thread may use it.
     """
@@ -199,6 +204,25 @@ class Sandbox:
     ) -> Applied:
         """Write changes, those at or beneath ``paths`` if given, back into the workspace; see ``nsbox.transfer.apply``."""
         return self._crossing.apply(self._open_handle(), paths, force, allow_trusted)
+
+    def allow(self, *rules: str) -> None:
+        """Let filtered egress reach more, from now on; the rules are written as in a Spec. If it raises (SpecError,
+        HostError) the former policy still holds."""
+        self._egress().allow(rules)
+
+    def deny(self, *rules: str) -> None:
+        """Refuse destinations from now on, whatever was allowed, and end connections to them. Raises as ``allow``."""
+        self._egress().deny(rules)
+
+    def destinations(self) -> list[dict[str, Any]]:
+        """Every destination that was reached or refused until now, as a report has them."""
+        return self._egress().record()
+
+    def _egress(self) -> "Egress":
+        egress = self._open_handle().egress
+        if egress is None:
+            raise SpecError("allow: this sandbox has no filtered egress; make it with net='filtered'")
+        return egress
 
     def _open_handle(self) -> Handle:
         handle = self._handle

@@ -21,7 +21,7 @@ class BoxCrossing(Crossing):
         super().__init__(spec, (), target)
         self._id = sandbox_id
         self._alarms: list[int] = []
-        self._reason = "exited"
+        self._reason, self._ended_at = "exited", 0.0
         self._crossed: set[str] = set()  #: paths that have been told of
         self._own: dict[str, int] = {}  #: path → ctime of the host's file as apply left it
 
@@ -47,7 +47,7 @@ class BoxCrossing(Crossing):
             self._alarms.append(alarm.at(at, lambda: self._revoke(handle)))
 
     def _too_old(self, handle: Handle) -> None:
-        self._reason = "timeout"
+        self._reason, self._ended_at = "timeout", time.time()
         handle.kill()
         limit = self.spec.limits.lifetime
         self.tell(lambda record: record.limit("lifetime", limit, 1, limit))
@@ -57,12 +57,17 @@ class BoxCrossing(Crossing):
         for number in self._alarms:
             alarm.cancel(number)
         handle.kill()
-        lifetime = time.time() - self.began
+        lifetime = (self._ended_at or time.time()) - self.began
         if self._failed is not None:
             raise self._failed
         if self.record is None:
             return
         self._end_of_secrets(handle)
+        handle.wait_until_gone()
+        if handle.egress is not None:
+            handle.egress.end()
+            for hit in handle.egress.limits_hit():
+                self.record.limit(hit["limit"], hit["value"], hit["count"], hit["first_at"] - self.began)
         found = self.outputs(handle)
         for entry in found.entries if found is not None else ():
             if entry.path not in self._crossed:

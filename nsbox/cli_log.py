@@ -41,7 +41,9 @@ def _lines(events: Iterable[logview.Event], values: dict[str, Any], paint: Calla
         import json
 
         # As it was written, but for what no terminal should be sent.
-        return (json.dumps(event, ensure_ascii=True, separators=(",", ":")).replace("\x7f", "\\u007f") for event in events)
+        return (
+            json.dumps(event, ensure_ascii=True, separators=(",", ":")).replace("\x7f", "\\u007f") for event in events
+        )
     if values.get("sandbox"):
         return logview.story(events)
     return (paint(logview.parts(event)) for event in events)

@@ -108,6 +108,9 @@ RUN = (
         ("--timeout", TEXT, "TIME", "wall clock, as 500ms, 30s, 2m, 1h (30s)"),
         ("--cpu-time", TEXT, "TIME", "processor time, summed (30s)"),
         ("--output", TEXT, "SIZE", "what is passed on of each of stdout and stderr (10M)"),
+        ("--net-connections", TEXT, "N", "open connections of filtered egress (512)"),
+        ("--net-bytes", TEXT, "SIZE", "everything sent by filtered egress (1G)"),
+        ("--net-rate", TEXT, "N", "new connections of filtered egress a second; more have to wait (1000)"),
     ),
     *_group(
         "Input, output, messages",
@@ -167,7 +170,8 @@ def parse(
 ) -> tuple[dict[str, Any], list[str]]:
     """Option values by key, and what follows them: from the first word that is no option, or after ``--``.
 
-    ``ends`` is an option that belongs to what follows. With ``anywhere`` options may also stand behind words. Raises SpecError for an option that is unknown or lacks a value.
+    ``ends`` is an option that belongs to what follows. With ``anywhere`` options may also stand behind words. Raises
+    SpecError for an option that is unknown or lacks a value.
     """
     known, values, rest = by_flag(table), dict[str, Any](), list(arguments)
     words: list[str] = []

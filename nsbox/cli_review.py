@@ -1,7 +1,8 @@
 """``nsbox run --review``: what changed, shown on the terminal, and the question whether it may leave the sandbox."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsbox.cli_output import say
@@ -29,6 +30,26 @@ class Terminal:
 
     def __call__(self, text: str) -> bool:
         """Show ``text`` and ask; only a plain yes is one."""
+        with self._line_by_line():
+            return self._ask(text)
+
+    @contextlib.contextmanager
+    def _line_by_line(self) -> Iterator[None]:
+        """Answers are lines that are echoed, whatever was made of the terminal before (``--tty``)."""
+        import termios
+
+        before = termios.tcgetattr(self._fd)
+        now = termios.tcgetattr(self._fd)
+        now[0] |= termios.ICRNL
+        now[1] |= termios.OPOST | termios.ONLCR
+        now[3] |= termios.ICANON | termios.ECHO | termios.ISIG
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, now)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
+
+    def _ask(self, text: str) -> bool:
         lines = [_SANE, *(_coloured(line) + "\n" for line in text.splitlines()), f"{self._question} [y/N] "]
         try:
             self._write("".join(lines).encode("utf-8", "backslashreplace"))

@@ -22,6 +22,9 @@ _LIMIT_WORDS = {
     "cpu": "it waited for its share of {value:g} processors, the --cpus",
     "disk": "it wrote more than {size}, the --disk",
     "output": "it wrote more than {size}, the --output",
+    "net_connections": "it wanted more than {value:g} connections at once, the --net-connections",
+    "net_bytes": "it wanted to send more than {size}, the --net-bytes",
+    "net_rate": "it waited for its {value:g} new connections a second, the --net-rate",
 }
 
 
@@ -121,7 +124,7 @@ def _run(
     if values.get("tty"):
         from nsbox import cli_shell
 
-        return cli_shell.run(spec, command, report)
+        return cli_shell.run(spec, command, report, review)
     data = 0 if values.get("stdin") else None
     if values.get("json"):
         return api.run(command, spec, stdin=data, review=review)

@@ -20,6 +20,7 @@ from nsbox.spec import Spec
 
 if TYPE_CHECKING:
     from nsbox.cli_run import Report
+    from nsbox.crossing import Review
 
 #: the best shell there is inside; a login to nowhere, so no profile is read
 SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh -i")
@@ -42,14 +43,14 @@ def shell(values: Mapping[str, Any]) -> int:
     return cli_run.run(values, SHELL, RUN)
 
 
-def run(spec: Spec, command: Sequence[str], report: "Report") -> Result:
+def run(spec: Spec, command: Sequence[str], report: "Report", review: "Review | None" = None) -> Result:
     """One command on a terminal of the sandbox's own, joined to ours."""
     if "TERM" not in spec.env and os.isatty(_SCREEN):
         spec = spec.replace(env={**spec.env, "TERM": os.environ.get("TERM", "dumb")})
     timeout = spec.limits.timeout
     screen = Output(_SCREEN, None if timeout is None else time.monotonic() + timeout, keep=report.wanted)
     with _raw_terminal(_KEYBOARD) as follow:
-        result = api.run(command, spec, stdin=_KEYBOARD, on_stdout=screen.write, tty=follow)
+        result = api.run(command, spec, stdin=_KEYBOARD, on_stdout=screen.write, tty=follow, review=review)
     if report.wanted:
         result.stdout = b"".join(screen.kept or ())
     return result

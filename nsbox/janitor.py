@@ -14,10 +14,12 @@ import threading
 from collections.abc import Callable
 
 IDLE_S = 1.0
+LAST_S = 5.0  #: seconds that the end of the process waits for the last job
 
 _jobs: collections.deque[Callable[[], object]] = collections.deque()
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
+_busy = False
 
 
 def later(job: Callable[[], object]) -> None:
@@ -33,33 +35,39 @@ def later(job: Callable[[], object]) -> None:
 
 
 def _work() -> None:
-    global _thread
+    global _thread, _busy
     while True:
         with _wake:
             if not _jobs and not _wake.wait_for(lambda: bool(_jobs), IDLE_S):
                 _thread = None
                 return
             job = _jobs.popleft()
+            _busy = True
         with contextlib.suppress(Exception):
             job()
+        with _wake:
+            _busy = False
+            _wake.notify_all()
 
 
 def flush() -> None:
-    """Do all that is waiting, now."""
+    """Do all that is waiting, now, and wait for what the thread is about: at exit it would be cut off in the middle."""
     while True:
         try:
             job = _jobs.popleft()
         except IndexError:
-            return
+            break
         with contextlib.suppress(Exception):
             job()
+    with _wake:
+        _wake.wait_for(lambda: not _busy, LAST_S)
 
 
 def _after_fork() -> None:
     """The jobs are the parent's; so is the thread, which no forked child has."""
-    global _thread, _wake
+    global _thread, _wake, _busy
     _jobs.clear()
-    _thread, _wake = None, threading.Condition()
+    _thread, _wake, _busy = None, threading.Condition(), False
 
 
 atexit.register(flush)

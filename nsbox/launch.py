@@ -132,6 +132,12 @@ class Handle:
         waiter.register(self.pidfd, select.POLLIN)
         return self.pidfd >= 0 and not waiter.poll(0)
 
+    def wait_until_gone(self) -> None:
+        """Wait for the end of pid 1, for at most a second."""
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        waiter.poll(1000)
+
     def kill(self) -> None:
         """SIGKILL pid 1 inside, and with it everything (pid_namespaces(7))."""
         if self.pidfd >= 0:
@@ -221,9 +227,7 @@ class CommandHandle(Handle):
     def abandon(self) -> None:
         """SIGKILL pid 1 inside, and with it everything; it is gone in a moment."""
         super().kill()
-        waiter = select.poll()
-        waiter.register(self.pidfd, select.POLLIN)
-        waiter.poll(1000)
+        self.wait_until_gone()
 
     def close(self) -> None:
         """Close the socket, at which the watcher ends what is left of the command, and the rest. Idempotent."""
@@ -333,9 +337,11 @@ def _prepare(spec: Spec, host: Host, where: tuple[str, ...], verdict: "Verdict |
     limits: tuple[cgroup.Limit, ...] = ("memory", "pids", "cpu", "io")
     policy = net = None
     if spec.net == "filtered":
+        from nsbox.plan.net import EgressLimits
         from nsbox.resources import egress
 
-        policy, net = egress.plan(spec.allow, spec.net_path, privileged=host.privileged)
+        most = EgressLimits(spec.limits.net_connections, spec.limits.net_rate, spec.limits.net_bytes)
+        policy, net = egress.plan(spec.allow, spec.net_path, privileged=host.privileged, limits=most)
     masks = verdict.masks if verdict else ()
     covers = [Cover(mask.option, mask.source, mask.relative, mask.directory) for mask in masks]
     plan = make_plan(spec, host, {limit: hierarchy.strength(limit) for limit in limits}, net, covers)
@@ -360,6 +366,9 @@ def _guard(spec: Spec, host: Host) -> "Verdict":
 def prepare(spec: Spec) -> Prepared:
     """Compile ``spec`` for this host, or take it from the cache. Raises SpecError, HostError, SandboxUnavailable."""
     host = probe.host()
+    if spec.workspace and spec.scratch == "tmpfs" and host.kernel < (6, 6):
+        # tmpfs(5): without user.* extended attributes overlayfs cannot mark a directory as replaced, and rm -r fails.
+        spec = spec.replace(scratch=probe.disk_directory())
     paths = spec.host_paths()
     # What the paths mean may change between two launches of one Spec: links, and the directory that they start from.
     try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from nsbox.diff import escaped
+from nsbox import diff
 from nsbox.errors import SpecError
 
 Event = dict[str, Any]
@@ -144,6 +144,11 @@ _WORDS = {
 }
 
 
+def escaped(text: str) -> str:
+    """Text without anything that a terminal acts upon, tabs included."""
+    return diff.escaped(text).replace("\t", "\\t")
+
+
 def _clock(event: Event) -> str:
     return _text(event, "ts")[11:23].rstrip("Z") or "--:--:--.---"
 
@@ -206,22 +211,22 @@ def _query(event: Event) -> list[Part]:
 def _connect(event: Event) -> list[Part]:
     host, address = _text(event, "host"), _text(event, "address")
     place = f"{host} ({address})" if host else address
-    out: list[Part] = [(f"{place}:{event['port']}/{_text(event, 'protocol')}", ""), _verdict(event)]
+    out: list[Part] = [(f"{place}:{_text(event, 'port')}/{_text(event, 'protocol')}", ""), _verdict(event)]
     if event.get("connections", 1) != 1:
-        out.append((f"  {event['connections']} times", _SOFT))
+        out.append((f"  {_text(event, 'connections')} times", _SOFT))
     if "tx_bytes" in event or "rx_bytes" in event:
-        out.append((f"  {event.get('tx_bytes', 0)} bytes out, {event.get('rx_bytes', 0)} in", _SOFT))
+        out.append((f"  {_text(event, 'tx_bytes') or 0} bytes out, {_text(event, 'rx_bytes') or 0} in", _SOFT))
     return [*out, *([(f"  {_text(event, 'why')}", _SOFT)] if event.get("why") else [])]
 
 
 def _limit(event: Event) -> list[Part]:
     value = f" of {_text(event, 'value')}" if "value" in event else ""
-    return [(f"{_text(event, 'limit')}{value}", _BAD), (f"  {event['count']} times", _SOFT)]
+    return [(f"{_text(event, 'limit')}{value}", _BAD), (f"  {_text(event, 'count')} times", _SOFT)]
 
 
 def _output(event: Event) -> list[Part]:
     action = _text(event, "action")
-    out: list[Part] = [(f"{_text(event, 'path')}  {_text(event, 'change')}, {event['bytes']} bytes", "")]
+    out: list[Part] = [(f"{_text(event, 'path')}  {_text(event, 'change')}, {_text(event, 'bytes')} bytes", "")]
     if event.get("trusted_by_host"):
         out.append(("  the host would act upon it", _BAD))
     if event.get("secrets"):
@@ -233,8 +238,8 @@ def _output(event: Event) -> list[Part]:
 
 def _end(event: Event) -> list[Part]:
     reason = _text(event, "reason")
-    code = f" {event['exit_code']}" if "exit_code" in event else ""
-    signal = f" by signal {event['signal']}" if "signal" in event else ""
+    code = f" {_text(event, 'exit_code')}" if "exit_code" in event else ""
+    signal = f" by signal {_text(event, 'signal')}" if "signal" in event else ""
     good = reason == "exited" and event.get("exit_code") == 0
     return [(f"{reason}{code}{signal}", _GOOD if good else _BAD), (f"  after {event['lifetime_seconds']:.3f} s", _SOFT)]
 
@@ -246,7 +251,12 @@ def _refusal(event: Event) -> list[Part]:
 
 
 def _coverage(event: Event) -> list[Part]:
-    return [(f"{event['sandboxed']} in sandboxes, {event['bare']} past them", "" if not event["bare"] else _BAD)]
+    return [
+        (
+            f"{_text(event, 'sandboxed')} in sandboxes, {_text(event, 'bare')} past them",
+            "" if not event["bare"] else _BAD,
+        )
+    ]
 
 
 _WRITERS: dict[str, Callable[[Event], list[Part]]] = {

@@ -81,22 +81,32 @@ def state_directory() -> str:
         path = os.path.join(runtime, "nsbox")
     else:
         path = f"/tmp/nsbox-{uid}"
+    return private_directory(path, "set XDG_RUNTIME_DIR to a directory that you own")
+
+
+def private_directory(path: str, remedy: str, mode: int = 0o700) -> str:
+    """``path``, made with ``mode`` where it is missing; refused when anybody else owns it or has more rights there."""
+    uid = os.geteuid()
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, mode)
     except FileExistsError:
         pass
     except OSError as error:
-        raise SandboxUnavailable(
-            f"cannot make the state directory {path}: {error.strerror}",
-            remedy="set XDG_RUNTIME_DIR to a directory that you own",
-        ) from None
+        raise SandboxUnavailable(f"cannot make the directory {path}: {error.strerror}", remedy=remedy) from None
     status = os.lstat(path)
-    if status.st_uid != uid or status.st_mode & 0o170077 != 0o040000:
+    if status.st_uid != uid or status.st_mode & (0o170077 & ~mode) != 0o040000:
         raise SandboxUnavailable(
-            f"the state directory {path} is not a directory of mode 0700 that belongs to uid {uid}",
-            remedy=f"remove it or run: chmod 700 {path}",
+            f"{path} is not a directory of mode {mode:04o} that belongs to uid {uid}",
+            remedy=f"remove it or run: chmod {mode:o} {path}",
         )
     return os.path.realpath(path)
+
+
+def disk_directory() -> str:
+    """A directory on disk for scratch files, where tmpfs will not do; private to the caller."""
+    # A privileged caller's sandboxes have ids of their own, which must be able to pass through.
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    return private_directory(f"/var/tmp/nsbox-{os.geteuid()}", "use --scratch DIR", mode)
 
 
 _idmap = True

@@ -131,8 +131,8 @@ class Shell:
     def run(self, text: str, timeout: float | None = None) -> ShellResult:
         """Run shell text; it sees the state that the commands before have left.
 
-        ``timeout`` (seconds) defaults to the box's. At the deadline what the command has started is killed; if bash does
-        not come back then, it is itself what hangs, and is ended: ``is_over``. Raises SandboxUnavailable when the shell
+        ``timeout`` (seconds) defaults to the box's. At the deadline what the command has started is killed; if bash
+        does not come back then, it is itself what hangs, and is ended: ``is_over``. Raises SandboxUnavailable when it
         has ended before, ValueError for text with a NUL character."""
         if "\0" in text:
             raise ValueError("the text contains a NUL character, which no shell can be given")

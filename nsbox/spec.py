@@ -112,13 +112,17 @@ class Limits:
     cpu_time: float | None = 30.0  #: seconds of processor time, summed
     output: int | None = 10 << 20  #: bytes kept of each output stream
     lifetime: float | None = 3600.0  #: seconds that a sandbox which stays (``Sandbox``) may exist
+    net_connections: int | None = 512  #: open at once by filtered egress, flows of UDP among them
+    net_bytes: int | None = 1 << 30  #: bytes sent by filtered egress, in the sandbox's life
+    net_rate: float | None = 1000.0  #: new connections a second of filtered egress; more have to wait
 
 
 _LIMIT_PARSERS = {
-    **dict.fromkeys(("memory", "disk", "file_size", "output"), units.size),
-    **dict.fromkeys(("pids", "files"), units.count),
+    **dict.fromkeys(("memory", "disk", "file_size", "output", "net_bytes"), units.size),
+    **dict.fromkeys(("pids", "files", "net_connections"), units.count),
     **dict.fromkeys(("timeout", "cpu_time", "lifetime"), units.seconds),
     "cpus": units.share,
+    "net_rate": units.rate,
 }
 
 
@@ -199,6 +203,9 @@ class Spec:
     cpu_time: Any = 30.0
     output: Any = 10 << 20
     lifetime: Any = 3600.0
+    net_connections: Any = 512
+    net_bytes: Any = 1 << 30
+    net_rate: Any = 1000.0
 
     def __post_init__(self) -> None:
         put = object.__setattr__

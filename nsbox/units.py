@@ -59,10 +59,19 @@ def count(name: str, value: object) -> int | None:
 
 def share(name: str, value: object) -> float | None:
     """A number of processors such as 1.5, or None for ``unlimited``."""
+    return _number(name, value, "processors", "a number such as 1.5")
+
+
+def rate(name: str, value: object) -> float | None:
+    """A number of events a second such as 100, or None for ``unlimited``."""
+    return _number(name, value, "connections a second", "a number such as 100")
+
+
+def _number(name: str, value: object, unit: str, example: str) -> float | None:
     if value == UNLIMITED:
         return None
     if isinstance(value, str):
-        value = _parse(name, value, r"(-?\d+(?:\.\d+)?)()", {"": 1.0}, "a number such as 1.5")
+        value = _parse(name, value, r"(-?\d+(?:\.\d+)?)()", {"": 1.0}, example)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpecError(f"{name}: wants a number of processors, not {value!r}")
-    return float(_positive(name, value, "a number such as 1.5"))
+        raise SpecError(f"{name}: wants a number of {unit}, not {value!r}")
+    return float(_positive(name, value, example))

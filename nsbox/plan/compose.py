@@ -184,10 +184,9 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
         "none" if shared else "kernel",
     )
     say("pivot_root", "old root detached")
-    upper = "upper layer on tmpfs" if spec.scratch == "tmpfs" else "upper layer in a directory"
-    if spec.scratch == "tmpfs" and host.kernel < (6, 6):
-        # tmpfs(5): without user.* extended attributes no directory of a lower layer can be marked as replaced.
-        upper += "; before Linux 6.6 a directory of --workspace cannot be removed or renamed there: use --scratch DIR"
+    upper = "upper layer on tmpfs" if spec.scratch == "tmpfs" else f"upper layer in {spec.scratch}"
+    if host.kernel < (6, 6) and spec.workspace:
+        upper += ", since tmpfs cannot hold it before Linux 6.6"
     say("overlay", upper)
     say("seccomp", f"allow-list {spec.seccomp}")
     if ruleset.handled:

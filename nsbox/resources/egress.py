@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nsbox.plan.net import NetPlan, NetPolicy
+from nsbox.plan.net import EgressLimits, NetPlan, NetPolicy
 from nsbox.resources import gateway, hostnet, netplan, veth
 from nsbox.resources.gateway_session import GatewaySession
 
 Log = Any
 
 
-def plan(allow: Sequence[str], path: str, *, privileged: bool) -> tuple[NetPolicy, NetPlan]:
+def plan(
+    allow: Sequence[str], path: str, *, privileged: bool, limits: EgressLimits | None = None
+) -> tuple[NetPolicy, NetPlan]:
     """The policy that ``allow`` writes and what is done for it inside. Raises SpecError, HostError."""
-    policy, own = NetPolicy.parse(allow), hostnet.own_networks()
+    policy, own = NetPolicy.parse(allow, limits), hostnet.own_networks()
     if veth.choose(path, policy, own, privileged=privileged) == "veth":
         return policy, veth.plan_veth(policy, own)
     return policy, netplan.plan_net(policy, own)
@@ -39,6 +41,14 @@ class Egress:
         except BaseException:
             self.close()
             raise
+
+    def allow(self, rules: Sequence[str]) -> None:
+        """Permit more, at once. Raises SpecError, HostError; then nothing has changed."""
+        self.session.allow(rules)
+
+    def deny(self, rules: Sequence[str]) -> None:
+        """Refuse from now on, and end connections that are refused thereby. Raises SpecError, HostError."""
+        self.session.deny(rules)
 
     def record(self) -> list[dict[str, Any]]:
         """Every destination, as the report has them."""

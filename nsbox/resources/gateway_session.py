@@ -87,7 +87,7 @@ class GatewaySession:
         until = time.monotonic() + max(ttl, KEEP_S)
         fresh = {address: {**self._names.get(address, {}), name: until} for address in addresses}
         if len(self._names | fresh) > _MOST_ADDRESSES or any(len(names) > 64 for names in fresh.values()):
-            self.traffic.touch("egress_addresses", _MOST_ADDRESSES)
+            self.traffic.touch("net_addresses", _MOST_ADDRESSES)
             return False
         names = self._names | fresh
         wanted = self._mirror | self._keys(self.policy, fresh)

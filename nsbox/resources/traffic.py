@@ -62,7 +62,7 @@ class Traffic:
         """Count bytes that the sandbox sends; False: no more may leave."""
         limit = self.limits.bytes_out
         if limit is not None and self.tx_bytes + count > limit:
-            self.touch("egress_bytes", limit)
+            self.touch("net_bytes", limit)
             return False
         self.tx_bytes += count
         row.tx_bytes += count
@@ -86,7 +86,7 @@ class Traffic:
         """Whether one more connection may be open."""
         limit = self.limits.connections
         if limit is not None and self.open >= limit:
-            self.touch("egress_connections", limit)
+            self.touch("net_connections", limit)
             return False
         return True
 
@@ -101,7 +101,7 @@ class Traffic:
         if self._tokens >= 1.0:
             self._tokens -= 1.0
             return 0.0
-        self.touch("egress_rate", rate)
+        self.touch("net_rate", rate)
         return (1.0 - self._tokens) / rate
 
     def unused(self) -> None:

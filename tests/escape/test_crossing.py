@@ -23,7 +23,7 @@ def workspace(tmp_path: Path) -> Path:
     place = tmp_path / "workspace"
     place.mkdir()
     place.chmod(0o755)
-    (place / "main.py").write_text("print(1)\n")
+    (place / "code.py").write_text("print(1)\n")
     return place
 
 
@@ -116,7 +116,7 @@ def test_F12_control_a_hook_that_is_let_through_runs(workspace: Path, tmp_path: 
     command = f"printf '#!/bin/sh\\ntouch {tmp_path}/ran\\n' > {hook}; chmod +x {hook}"
     result = nsbox.run(["sh", "-c", command], workspace=str(workspace), apply=True, allow_trusted=[hook])
     assert outputs(result)[hook]["action"] == "applied"
-    commit = "git -c user.name=a -c user.email=a@b add main.py && git -c user.name=a -c user.email=a@b commit -qm a"
+    commit = "git -c user.name=a -c user.email=a@b add code.py && git -c user.name=a -c user.email=a@b commit -qm a"
     subprocess.run(["sh", "-c", f"{commit} && git checkout -q -b other"], cwd=workspace, check=True)
     assert (tmp_path / "ran").exists()
 
@@ -252,7 +252,7 @@ def test_S09_credentials_in_a_project_are_covered(option: str, workspace: Path, 
     command = [
         "sh",
         "-c",
-        "cat /work/main.py /work/.env /work/deploy/id_rsa; echo x > /work/.env; rm -f /work/.env; true",
+        "cat /work/code.py /work/.env /work/deploy/id_rsa; echo x > /work/.env; rm -f /work/.env; true",
     ]
     result = nsbox.run(command, **given)
     assert result.stdout_text == "print(1)\n"

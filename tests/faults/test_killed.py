@@ -7,9 +7,11 @@ the next process that sweeps: `nsbox gc`, or the first launch of another.
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import nsbox
-from nsbox import _native, probe
+from nsbox import _native, errors, probe
 from nsbox.resources import cgroup
 
 STAGES = [name for name in _native.STAGES if name not in ("request", "clone", "idmap", "source", "exec", "run")]
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.leaves_traces  # each test looks for them by itself, be
 DRIVER = """
 import errno, os, signal, sys, threading, time
 import nsbox
-from nsbox import _native, api, launch as launching
+from nsbox import _native, api, errors, launch as launching
 from nsbox.resources import cgroup, ids, scratch, skeleton
 FOLDER = sys.argv[1]
 
@@ -100,12 +102,12 @@ def host() -> tuple[set[str], set[str]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        if parent.stat().st_uid == os.geteuid():
-            parent.chmod(0o755)
-    (tmp_path / "s").mkdir()
-    return tmp_path / "s"
+def folder() -> Iterator[Path]:
+    """A directory for scratch directories, in reach of every id: those of pytest are not."""
+    path = Path(tempfile.mkdtemp(prefix="killed-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 class Driver:
@@ -251,7 +253,7 @@ def outcome(**options):
     try:
         result = run(**options)
         return result.reason
-    except nsbox.NsboxError as error:
+    except errors.NsboxError as error:
         return type(error).__name__
 
 run("true")
@@ -313,7 +315,7 @@ def test_threads_that_launch_while_sandboxes_are_killed() -> None:
 
     def launch() -> None:
         while not stop.is_set():
-            with contextlib.suppress(nsbox.NsboxError):
+            with contextlib.suppress(errors.NsboxError):
                 ended.append(nsbox.run(["sleep", "0.02"], timeout=10).reason)
 
     nsbox.run(["true"])

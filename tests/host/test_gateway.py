@@ -406,9 +406,9 @@ print(out.count('reset'), out.count(b'x'))
     assert world.box.python(hold) == "4 4"
     assert world.inside(f"tcp('203.0.113.5', {world.echo.port}, bytes(20000))") in ("ECONNRESET", "EPIPE")
     hit = {entry["limit"]: entry for entry in world.session.limits_hit()}
-    assert hit["egress_connections"]["count"] == 4
-    assert hit["egress_connections"]["value"] == 4
-    assert hit["egress_bytes"]["value"] == 10_000
+    assert hit["net_connections"]["count"] == 4
+    assert hit["net_connections"]["value"] == 4
+    assert hit["net_bytes"]["value"] == 10_000
     assert world.session.bytes[0] <= 10_000
 
 
@@ -418,7 +418,7 @@ def test_rate_delays_and_does_not_refuse(world: World) -> None:
     code = f"[tcp('203.0.113.5', {world.web.port}, b'GET / HTTP/1.1\\r\\n\\r\\n')[:15] for _ in range(30)]"
     assert world.inside(code) == [b"HTTP/1.1 200 OK"] * 30
     assert time.monotonic() - started > 0.4
-    assert world.session.limits_hit()[0]["limit"] == "egress_rate"
+    assert world.session.limits_hit()[0]["limit"] == "net_rate"
 
 
 def test_policy_changes_while_it_runs(world: World) -> None:

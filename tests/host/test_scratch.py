@@ -1,8 +1,10 @@
 """``scratch=DIR``: what is written inside lies on a disk meanwhile, under a limit, and is gone afterwards."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +20,18 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A directory that sandboxes of either caller can reach, empty before and after."""
-    for parent in (tmp_path, *list(tmp_path.parents)[:2]):
-        if parent.stat().st_uid == os.geteuid():
-            parent.chmod(0o755)
-    (tmp_path / "s").mkdir()
-    yield tmp_path / "s"
+def folder() -> Iterator[Path]:
+    """A directory in reach of every id, as those of pytest are not; empty before and after."""
+    path = Path(tempfile.mkdtemp(prefix="scratch-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
     janitor.flush()
     deadline = time.monotonic() + 3
-    while os.listdir(tmp_path / "s") and time.monotonic() < deadline:
+    while os.listdir(path) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert os.listdir(tmp_path / "s") == []
+    left = os.listdir(path)
+    shutil.rmtree(path)
+    assert left == []
 
 
 def shell(text: str, folder: Path, **options: object) -> nsbox.Result:

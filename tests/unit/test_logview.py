@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsbox import boundary, logview
@@ -71,10 +71,16 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-KEYS = st.sampled_from(["argv", "sensitive_mounts", "found", "path", "mode", "ttl_s", "answers", "port", "bytes", "ts"])
+KEYS = st.sampled_from(
+    (
+        *("argv", "sensitive_mounts", "found", "path", "mode", "ttl_s", "answers", "port", "bytes", "ts", "count"),
+        *("limit", "connections", "tx_bytes", "exit_code", "signal", "lifetime_seconds", "sandboxed", "bare", "why"),
+    )
+)
 
 
-@given(name=st.sampled_from(boundary.EVENTS), fields=st.dictionaries(KEYS, VALUES, max_size=5))
+@settings(max_examples=1000)
+@given(name=st.sampled_from(boundary.EVENTS), fields=st.dictionaries(KEYS, VALUES, max_size=8))
 def test_nothing_in_an_event_stops_the_view(name: str, fields: dict[str, Any]) -> None:
     event = logview.parse(json.dumps({"event": name, "sandbox": "x", **fields}).encode())
     assert logview.plain(logview.parts(event)).isprintable()

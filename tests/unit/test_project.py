@@ -16,9 +16,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
     "errors | frozen | units | secrets | spec profiles | places trust guard | change | _native | probe | plan | encode | resources |"
-    " janitor watch | launch | enforce | supervise | tree | contents copying | diff changes outgoing | transfer masking boundary telemetry record |"
+    " janitor watch | launch | enforce | supervise | tree | contents copying | diff changes outgoing | transfer masking boundary telemetry record alarm |"
     " report | crossing | pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | rooted | files find archive |"
-    " snapshot | process box shell ports | aio | |"
+    " snapshot | boxchanges | process box shell ports | aio | |"
     " python_env | cli_options cli_output | cli_review cli_log cli_stats | cli_run | cli_python cli_shell | cli | __main__ | integrations"
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
