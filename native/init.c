@@ -158,8 +158,7 @@ static void give_up_privileges(struct launch *l, struct watcher *w, struct net_t
     keep_descriptors(l, w);
     done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
-    /* A change of ids clears the parent-death signal (prctl(2)); the zygote may have died before it is set anew. */
-    NSB_CALL(__NR_prctl, PR_SET_PDEATHSIG, SIGNAL_KILL);
+    /* The zygote may have died at a moment when the parent-death signal was not set. */
     if (NSB_CALL(__NR_ppoll, &life, 1, &now, 0, 0) != 0)
         nsb_exit(1);
     done(l, NSB_STAGE_SECCOMP, load_filter(l->plan));

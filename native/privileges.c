@@ -8,12 +8,15 @@
 #include <linux/seccomp.h>
 #include <linux/securebits.h>
 
+/* A change of ids clears the parent-death signal (prctl(2)), so it is set anew at once. */
 long become(uint32_t uid, uint32_t gid, int may_setgroups)
 {
     long ret = may_setgroups ? NSB_CALL(__NR_setgroups, 0, 0) : 0;
     if (ret == 0)
         ret = NSB_CALL(__NR_setresgid, gid, gid, gid);
-    return ret == 0 ? NSB_CALL(__NR_setresuid, uid, uid, uid) : ret;
+    if (ret == 0)
+        ret = NSB_CALL(__NR_setresuid, uid, uid, uid);
+    return ret == 0 ? NSB_CALL(__NR_prctl, PR_SET_PDEATHSIG, 9 /* SIGKILL */) : ret;
 }
 
 /* A hard limit that the caller already has cannot be raised here, whoever the caller is: CAP_SYS_RESOURCE counts only in

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsbox import errors as errors
+    from nsbox.aio import AsyncSandbox as AsyncSandbox
+    from nsbox.aio import arun as arun
     from nsbox.api import run as run
     from nsbox.box import Sandbox as Sandbox
     from nsbox.report import Result as Result
@@ -19,7 +21,8 @@ __version__ = "0.1.0"
 _HOME = {"run": "api", "Sandbox": "box", "Result": "report", "Secret": "secrets"} | dict.fromkeys(
     ("Bind", "Spec", "Tmpfs"), "spec"
 )
-__all__ = ["Bind", "Result", "Sandbox", "Secret", "Spec", "Tmpfs", "errors", "run"]
+_HOME |= {"AsyncSandbox": "aio", "arun": "aio"}
+__all__ = ["AsyncSandbox", "Bind", "Result", "Sandbox", "Secret", "Spec", "Tmpfs", "arun", "errors", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,17 +5,16 @@ bits; links only where they cannot leave the tree. What is left out is told, nev
 """
 
 import contextlib
-import errno
 import os
 import stat
 import tarfile
 from typing import BinaryIO, NamedTuple
 
 from nsbox import copying, tree
+from nsbox.budget import Budget, Limited
 from nsbox.files import Files
-from nsbox.rooted import MAX_ENTRIES, Entry, PathLike
+from nsbox.rooted import Entry, PathLike
 
-MAX_BYTES = 1 << 30  #: of one transfer
 CHUNK = 1 << 20
 
 
@@ -29,23 +28,7 @@ class Skipped(NamedTuple):
 Skips = list[Skipped]
 
 
-class _Budget:
-    """How much more may be transferred. Raises OSError (EFBIG, E2BIG) where it is used up."""
-
-    def __init__(self) -> None:
-        self.bytes, self.entries = MAX_BYTES, MAX_ENTRIES
-
-    def take(self, size: int = 0, *, entries: int = 1) -> None:
-        """So many entries and bytes more."""
-        self.entries -= entries
-        self.bytes -= size
-        if self.entries < 0:
-            raise OSError(errno.E2BIG, f"more than {MAX_ENTRIES} entries")
-        if self.bytes < 0:
-            raise OSError(errno.EFBIG, f"more than {MAX_BYTES} bytes")
-
-
-def _pour(source: int, target: int, budget: _Budget) -> None:
+def _pour(source: int, target: int, budget: Budget) -> None:
     while data := os.read(source, CHUNK):
         budget.take(len(data), entries=0)
         view = memoryview(data)
@@ -57,7 +40,7 @@ def upload(files: Files, source: PathLike, target: PathLike = ".") -> Skips:
     """Copy a file or directory of the host to ``target`` inside: a directory's contents become that of ``target``.
 
     Links are made as they are, special files left out. Existing files are replaced. Raises OSError of either side."""
-    top, goal, skipped, budget = os.fspath(source), files.full(target), Skips(), _Budget()
+    top, goal, skipped, budget = os.fspath(source), files.full(target), Skips(), Budget()
     if not os.path.isdir(top):
         _upload_one(files, top, goal, os.stat(top), budget)
         return skipped
@@ -78,7 +61,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _upload_one(files: Files, source: str, target: str, status: os.stat_result, budget: _Budget) -> None:
+def _upload_one(files: Files, source: str, target: str, status: os.stat_result, budget: Budget) -> None:
     budget.take()
     if stat.S_ISDIR(status.st_mode):
         files.mkdir(target)
@@ -92,7 +75,7 @@ def _upload_one(files: Files, source: str, target: str, status: os.stat_result, 
             os.close(fd)
 
 
-def _store(files: Files, target: str, mode: int, source: int, budget: _Budget) -> None:
+def _store(files: Files, target: str, mode: int, source: int, budget: Budget) -> None:
     with files.as_payload():
         _clear(files, target)
         fd = files.create(target, mode, os.O_EXCL)
@@ -140,7 +123,7 @@ def download(files: Files, source: PathLike, target: PathLike) -> Skips:
     try:
         if tree.names(dest, 1)[0]:
             raise FileExistsError(f"{goal!r} is not empty; name a new or empty directory")
-        skipped, budget, modes = Skips(), _Budget(), list[tuple[str, int]]()
+        skipped, budget, modes = Skips(), Budget(), list[tuple[str, int]]()
         with tree.Walker(dest, make=0o755) as walker:
             for path, item in _listing(files, source):
                 try:
@@ -158,7 +141,7 @@ def download(files: Files, source: PathLike, target: PathLike) -> Skips:
         os.close(dest)
 
 
-def _download_one(files: Files, path: str, item: Entry, walker: tree.Walker, budget: _Budget) -> None:
+def _download_one(files: Files, path: str, item: Entry, walker: tree.Walker, budget: Budget) -> None:
     parents, name = tree.split(item.name)
     budget.take()
     if item.kind == "dir":
@@ -181,7 +164,7 @@ def _download_one(files: Files, path: str, item: Entry, walker: tree.Walker, bud
 
 def get_tar(files: Files, source: PathLike, stream: BinaryIO) -> Skips:
     """Write a tree, or one file, to ``stream`` as an uncompressed tar archive (pax). Links are stored as they are."""
-    skipped, budget = Skips(), _Budget()
+    skipped, budget = Skips(), Budget()
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path, item in _listing(files, source):
             info = tarfile.TarInfo(item.name)
@@ -193,9 +176,7 @@ def get_tar(files: Files, source: PathLike, stream: BinaryIO) -> Skips:
     return skipped
 
 
-def _add(
-    files: Files, path: str, item: Entry, info: tarfile.TarInfo, archive: tarfile.TarFile, budget: _Budget
-) -> None:
+def _add(files: Files, path: str, item: Entry, info: tarfile.TarInfo, archive: tarfile.TarFile, budget: Budget) -> None:
     if item.kind == "dir":
         info.type = tarfile.DIRTYPE
         archive.addfile(info)
@@ -225,27 +206,14 @@ class _Exactly:
         return data + bytes(size - len(data))
 
 
-class _Limited:
-    """A stream that ends our patience after the budget of a transfer: headers are read into memory."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._budget = stream, _Budget()
-
-    def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes."""
-        data = self._stream.read(size)
-        self._budget.take(len(data), entries=0)
-        return data
-
-
 def put_tar(files: Files, stream: BinaryIO, target: PathLike = ".") -> Skips:
     """Unpack an uncompressed tar stream into a directory inside. Raises tarfile.TarError for what is none.
 
     Names cannot lead out of the sandbox; ones that lead out of ``target`` (absolute, or by ``..``) are left out, and so
     are devices, fifos and hard links to what is not in the archive before them."""
-    goal, skipped, budget = files.full(target), Skips(), _Budget()
+    goal, skipped, budget = files.full(target), Skips(), Budget()
     files.mkdir(goal)
-    with tarfile.open(fileobj=_Limited(stream), mode="r|") as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=Limited(stream), mode="r|") as archive:  # type: ignore[call-overload]
         for info in archive:
             budget.take()
             try:
@@ -255,7 +223,7 @@ def put_tar(files: Files, stream: BinaryIO, target: PathLike = ".") -> Skips:
     return skipped
 
 
-def _unpack(files: Files, goal: str, archive: tarfile.TarFile, info: tarfile.TarInfo, budget: _Budget) -> None:
+def _unpack(files: Files, goal: str, archive: tarfile.TarFile, info: tarfile.TarInfo, budget: Budget) -> None:
     name = info.name.removeprefix("./").rstrip("/")
     if name in ("", "."):
         return

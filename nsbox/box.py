@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nsbox import watch
+from nsbox import pausing, watch
 from nsbox._native import lib
 from nsbox.boxchanges import BoxCrossing
 from nsbox.change import ChangeSet
@@ -32,6 +32,7 @@ from nsbox.supervise import Run, drive
 if TYPE_CHECKING:
     from nsbox.resources.egress import Egress
     from nsbox.shell import Shell
+    from nsbox.snapshot import Snapshot
 
 Callback = Callable[[bytes], object]
 START_TIMEOUT_S = 30.0
@@ -48,12 +49,17 @@ class Sandbox:
     _handle: Handle | None = None
     _files: Files | None = None
 
-    def __init__(self, spec: Spec | None = None, *, log: Any = None, **options: Any) -> None:
+    def __init__(
+        self, spec: Spec | None = None, *, log: Any = None, snapshot: "Snapshot | None" = None, **options: Any
+    ) -> None:
+        spec = spec or (snapshot.spec if snapshot else None)
         self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
         self.id = os.urandom(8).hex()
         self._lock = threading.Lock()
         self._processes: set[Process] = set()
+        self._stopped: set[int] = set()
         self._oom_kills = 0
+        self._layers = snapshot.layers if snapshot else ()
         self.started_at = time.time()
         self._crossing = BoxCrossing(self.spec, self.id, target_of(self.spec, log))
         try:
@@ -64,9 +70,16 @@ class Sandbox:
             self._crossing.close()
             raise
 
-    def _start(self) -> None:
-        crossing = self._crossing
-        handle = launch(self._prepared, None, on_ready=crossing.begin, on_network=crossing.on_network)
+    def _start(self, since: float | None = None) -> None:
+        """``since``: when the box was first started (time.monotonic()), where this is not the first time."""
+        crossing, prepared = self._crossing, self._prepared
+        if self._layers:
+            from nsbox.snapshot import with_layers
+
+            prepared = with_layers(prepared, self._layers)
+        handle = launch(prepared, None, on_ready=crossing.begin, on_network=crossing.on_network)
+        handle.layers = self._layers
+        handle.started_at = handle.started_at if since is None else since
         try:
             _handshake(handle)
             crossing.opened(handle)
@@ -107,10 +120,9 @@ class Sandbox:
         """Start a command. ``argv`` is a list, or shell text for ``sh -c``.
 
         ``stdin``: what it reads, a descriptor that is passed on as it comes, or PIPE. ``env`` is added to the box's
-        variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the box's;
-        ``"unlimited"`` is none. With
-        ``background`` the processes that it leaves behind live on until the box ends; nobody reads their pipes then, so
-        they should write to files. With ``tty`` its streams are one terminal of the sandbox, read as stdout. A callback
+        variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the
+        box's; ``"unlimited"`` is none. With ``background`` the processes that it leaves behind live on until the box
+        ends; nobody reads their pipes then, so they should write to files. With ``tty`` its streams are one terminal of the sandbox, read as stdout. A callback
         gets a stream as it comes, and that stream is then not kept.
         """
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
@@ -150,8 +162,8 @@ class Sandbox:
     def terminal(
         self, argv: Sequence[Argument] | str = ("bash",), *, rows: int = 24, columns: int = 80, **options: Any
     ) -> Process:
-        """A command on a terminal of the sandbox's own, without a time limit unless one is given: write keys to it, read
-        its screen from ``output``, ``resize`` it. The other keywords are those of ``popen``."""
+        """A command on a terminal of the sandbox's own, without a time limit unless one is given: write keys to it,
+        read its screen from ``output``, ``resize`` it. The other keywords are those of ``popen``."""
         options = {"timeout": "unlimited", "max_output": "unlimited", "stdin": PIPE, **options}
         options["env"] = {"TERM": "xterm", **(options.get("env") or {})}
         process = self.popen(argv, tty=True, **options)
@@ -162,6 +174,61 @@ class Sandbox:
         """The host pids of all that runs inside, init first."""
         handle = self._handle
         return watch.processes(handle.pid) if handle is not None and handle.alive() else []
+
+    def pause(self) -> None:
+        """Stop everything inside (SIGSTOP) until ``resume``; a command's time limit goes on."""
+        self._stopped |= pausing.stop(self.processes)
+
+    def resume(self) -> None:
+        """Let what ``pause`` has stopped go on."""
+        stopped, self._stopped = self._stopped, set()
+        pausing.go_on(stopped, self.processes)
+
+    def snapshot(self) -> "Snapshot":
+        """The files as they are now, to go back to or to start others from; see ``nsbox.snapshot``.
+
+        Everything inside stands still meanwhile. Raises HostError where this host cannot do it, OSError."""
+        from nsbox import snapshot
+
+        handle, running = self._open_handle(), not self._stopped
+        self.pause()
+        try:
+            return snapshot.take(handle, self.spec, self._layers)
+        finally:
+            if running:
+                self.resume()
+
+    def restore(self, snapshot: "Snapshot") -> None:
+        """Go back to a snapshot, of this box or another: all that runs inside ends, and the files are as they were."""
+        with self._lock:
+            handle, self._handle = self._open_handle(), None
+        self._crossing.left()
+        self._close(handle)
+        self._layers = snapshot.layers
+        try:
+            self._start(handle.started_at)
+        except BaseException as error:
+            self._layers = ()
+            self._crossing.fail(error)
+            self._crossing.close()
+            raise
+
+    @classmethod
+    def from_snapshot(cls, snapshot: "Snapshot", **options: Any) -> Self:
+        """A new box with the files of a snapshot, and its Spec with some ``options`` changed."""
+        return cls(snapshot=snapshot, **options)
+
+    def fork(self, count: int, **options: Any) -> list[Self]:
+        """``count`` new boxes with the files of this one, which share all that is there now. The caller closes each."""
+        snapshot, made = self.snapshot(), list[Self]()
+        try:
+            for _ in range(count):
+                made.append(type(self)(snapshot=snapshot, **options))
+        except BaseException:
+            for box in made:
+                box.close()
+            raise
+        return made
 
     def forget(self, process: Process) -> None:
         """A command is over."""
@@ -241,9 +308,11 @@ class Sandbox:
         finally:
             self._crossing.close()
             self._close(handle)
+            self._layers = ()
 
     def _close(self, handle: Handle) -> None:
         handle.close()
+        handle.layers = handle.merged = ()
         self._files = None
         for process in list(self._processes):
             process.close()

@@ -9,7 +9,7 @@ from nsbox import alarm, changes, diff, transfer
 from nsbox.change import Change, ChangeSet
 from nsbox.crossing import Crossing, upper_of, workspace_of
 from nsbox.errors import SpecError
-from nsbox.launch import Handle
+from nsbox.handle import Handle
 from nsbox.outgoing import Applied, Exported, Held
 from nsbox.spec import Spec
 
@@ -51,6 +51,12 @@ class BoxCrossing(Crossing):
         handle.kill()
         limit = self.spec.limits.lifetime
         self.tell(lambda record: record.limit("lifetime", limit, 1, limit))
+
+    def left(self) -> None:
+        """The box leaves its handle for another, for which ``begin`` and ``opened`` are called again."""
+        for number in self._alarms:
+            alarm.cancel(number)
+        self._alarms.clear()
 
     def ended(self, handle: Handle) -> None:
         """The sandbox is to go: its processes first, then what is left of the record. Raises LogError."""

@@ -10,7 +10,7 @@ from nsbox.cli_options import Option
 from nsbox.cli_output import Output, say
 from nsbox.crossing import Review
 from nsbox.errors import NsboxError, SpecError
-from nsbox.launch import prepare
+from nsbox.prepared import prepare
 from nsbox.report import SCHEMA, Result
 from nsbox.spec import Spec
 
@@ -124,7 +124,7 @@ def _run(
     if values.get("tty"):
         from nsbox import cli_shell
 
-        return cli_shell.run(spec, command, report, review)
+        return cli_shell.run(spec, command, report, review, piped=bool(values.get("stdin")))
     data = 0 if values.get("stdin") else None
     if values.get("json"):
         return api.run(command, spec, stdin=data, review=review)

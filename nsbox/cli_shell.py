@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from nsbox.crossing import Review
 
 #: the best shell there is inside; a login to nowhere, so no profile is read
-SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh -i")
+SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 _KEYBOARD, _SCREEN = 0, 1
 
 
 def shell(values: Mapping[str, Any]) -> int:
-    """An interactive shell; the exit status. Raises what ``nsbox.run`` raises."""
+    """An interactive shell, or without a keyboard one that runs the script on standard input; the exit status.
+
+    Raises what ``nsbox.run`` raises."""
     from nsbox import cli_run
 
-    values = {"timeout": "unlimited", "cpu_time": "unlimited", "output": "unlimited", **values, "tty": True}
+    values = {"timeout": "unlimited", "cpu_time": "unlimited", "output": "unlimited", **values}
+    values["tty" if os.isatty(_KEYBOARD) else "stdin"] = True
     if "profile" in values:
         from nsbox import profiles
 
@@ -43,14 +46,17 @@ def shell(values: Mapping[str, Any]) -> int:
     return cli_run.run(values, SHELL, RUN)
 
 
-def run(spec: Spec, command: Sequence[str], report: "Report", review: "Review | None" = None) -> Result:
-    """One command on a terminal of the sandbox's own, joined to ours."""
+def run(
+    spec: Spec, command: Sequence[str], report: "Report", review: "Review | None" = None, *, piped: bool = False
+) -> Result:
+    """One command on a terminal of the sandbox's own, joined to ours. ``piped``: input is passed on that is none."""
     if "TERM" not in spec.env and os.isatty(_SCREEN):
         spec = spec.replace(env={**spec.env, "TERM": os.environ.get("TERM", "dumb")})
     timeout = spec.limits.timeout
     screen = Output(_SCREEN, None if timeout is None else time.monotonic() + timeout, keep=report.wanted)
+    stdin = _KEYBOARD if piped or os.isatty(_KEYBOARD) else None
     with _raw_terminal(_KEYBOARD) as follow:
-        result = api.run(command, spec, stdin=_KEYBOARD, on_stdout=screen.write, tty=follow, review=review)
+        result = api.run(command, spec, stdin=stdin, on_stdout=screen.write, tty=follow, review=review)
     if report.wanted:
         result.stdout = b"".join(screen.kept or ())
     return result

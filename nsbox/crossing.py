@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsbox.errors import HostError, MountRefused, NsboxError, SpecError
-from nsbox.launch import Handle
+from nsbox.handle import Handle
 from nsbox.report import Result
 from nsbox.spec import Spec
 
@@ -202,7 +202,14 @@ class Crossing:
 
 def upper_of(handle: Handle) -> int:
     """A descriptor of the workspace's upper directory; the caller closes it."""
-    return os.open(WORKSPACE_UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle.scratch_fd)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    if not handle.layers:
+        return os.open(WORKSPACE_UPPER, flags, dir_fd=handle.scratch_fd)
+    from nsbox import snapshot
+
+    # The copy goes with the object that stands for it: it stays readable through what is open by then.
+    handle.merged = (*handle.merged[-3:], snapshot.merged(handle, handle.layers))
+    return os.open(WORKSPACE_UPPER, flags, dir_fd=handle.merged[-1].fd)
 
 
 def workspace_of(handle: Handle) -> str:

@@ -15,7 +15,7 @@ from nsbox.plan.limits import LimitPlan
 from nsbox.spec import Limits
 
 if TYPE_CHECKING:
-    from nsbox.launch import Handle
+    from nsbox.handle import Handle
     from nsbox.resources.cgroup import Cgroup
 
 MEMORY_PERIOD = 0.05  #: seconds between two looks at memory where it is watched
@@ -188,7 +188,7 @@ class Enforcer:
             self.hit("disk", self._limits.disk)
         if self._cgroup is None:
             return None
-        counters = self._cgroup.counters()
+        counters = self._cgroup.counters(pressure=False)
         for name in ("memory_peak_bytes", "pids_peak", "io_read_bytes", "io_write_bytes"):
             value = counters[name]
             if value is not None:

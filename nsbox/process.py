@@ -89,20 +89,28 @@ class Process:
         Only with ``stdin=PIPE``. Raises BrokenPipeError when nobody reads it (any more)."""
         view = memoryview(data.encode() if isinstance(data, str) else data)
         while view:
-            if self._stdin < 0 or (self.watched.started and self.watched.handle.stdin < 0):
-                raise BrokenPipeError(f"{self._argv[0]} does not read its input (any more)")
             try:
-                view = view[os.write(self._stdin, view) :]
+                view = view[os.write(self.input(), view) :]
             except BlockingIOError:
                 self._turn(None)
         self._turn(0)
 
+    def input(self) -> int:
+        """The descriptor that ``write`` fills; it does not block. Raises BrokenPipeError when nobody reads it."""
+        if self._stdin < 0 or (self.watched.started and self.watched.handle.stdin < 0):
+            raise BrokenPipeError(f"{self._argv[0]} does not read its input (any more)")
+        return self._stdin
+
     def close_stdin(self) -> None:
         """Let the command see the end of its input."""
+        self.end_input()
+        self._turn(0)
+
+    def end_input(self) -> None:
+        """The same for who watches by other means."""
         fd, self._stdin = self._stdin, -1
         if fd >= 0:
             os.close(fd)
-            self._turn(0)
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell a terminal's size; whoever is in its foreground gets SIGWINCH."""

@@ -15,6 +15,8 @@ from nsbox.errors import SpecError
 
 #: The shipped profiles, the most restrictive first. The folder holds tables of other modules as well.
 NAMES = ("strict", "default", "permissive")
+#: Those for a kind of job.
+JOBS = ("coding-agent", "data-analysis", "documents")
 _ADD_UP = ("require", "degrade")
 _MOUNTS = ("ro", "rw", "tmpfs")
 
@@ -27,8 +29,8 @@ def profiles_dir() -> str:
 
 
 def names() -> list[str]:
-    """The shipped profiles, the most restrictive first."""
-    return list(NAMES)
+    """The shipped profiles: the most restrictive first, then those for a kind of job."""
+    return [*NAMES, *JOBS]
 
 
 def path_of(name_or_path: str | os.PathLike[str]) -> str:

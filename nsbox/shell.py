@@ -11,7 +11,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsbox import watch
+from nsbox import pausing, watch
 from nsbox.errors import SandboxUnavailable
 from nsbox.process import PIPE
 
@@ -149,7 +149,7 @@ class Shell:
         reason = "exited"
         if not self._await_mark(deadline):
             reason = "timeout"
-            self._kill(set(self._descendants()) - earlier)
+            pausing.send(set(self._descendants()) - earlier, signal.SIGKILL, self._descendants)
             if not self._await_mark(time.monotonic() + GRACE_S):
                 self._process.kill()
                 self._await_mark(None)
@@ -182,22 +182,6 @@ class Shell:
             if watch.inside_pid(pid) == self._process.pid:
                 return watch.processes(pid)[1:]
         return []
-
-    def _kill(self, pids: set[int]) -> None:
-        inside = set(self._descendants())
-        for pid in pids & inside:
-            try:
-                fd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            try:
-                # The number may have been given to another process since: what it is now must be ours as well.
-                if pid in self._descendants():
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            finally:
-                os.close(fd)
 
     def close(self) -> None:
         """End the shell and all that it started. Idempotent."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nsbox._native import STAGES, ffi, lib
 from nsbox.enforce import Enforcer
 from nsbox.errors import CommandError, NsboxError
-from nsbox.launch import Handle, failure
+from nsbox.failures import failure
+from nsbox.handle import Handle
 
 if TYPE_CHECKING:
     from nsbox.masking import Masker
@@ -108,7 +109,7 @@ class Run:
         self.usage: dict[str, float] = {}
         self.stamps: dict[str, int] = {}
         self.ended_at = 0.0
-        self._streams = streams
+        self.streams = streams  #: whether output is read; while it is not, the payload waits once its pipe is full
         # An int is a descriptor that is read as far as the payload takes it: nothing piles up here.
         self._source = stdin if isinstance(stdin, int) else -1
         self._input = memoryview(b"" if isinstance(stdin, int) or stdin is None else stdin)
@@ -133,7 +134,7 @@ class Run:
         """Descriptor → what to wait for on it."""
         h = self.handle
         wanted = [(h.pidfd, "pidfd", select.POLLIN)]
-        if self._streams:
+        if self.streams:
             wanted += [(-1 if self._hung else h.stdout, "stdout", _READ), (h.stderr, "stderr", _READ)]
         # Without anything to write the pipe is watched for its reader's end only (POLLERR needs no asking).
         idle = self._source >= 0 and not self._input

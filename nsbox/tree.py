@@ -105,6 +105,20 @@ def close(directory: int) -> None:
         os.close(directory)
 
 
+def mode_of(directory: int) -> int:
+    """The mode of an open directory as it was before it was lent anything."""
+    lent = _lent.get(directory)
+    return os.fstat(directory).st_mode if lent is None else lent
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Give a file or directory its mode; one that is lent to us gets it when it is closed."""
+    if fd in _lent:
+        _lent[fd] = mode
+    else:
+        os.fchmod(fd, mode)
+
+
 def names(directory: int, most: int) -> tuple[list[str], bool]:
     """Up to ``most`` names of a directory, sorted, and whether these are all."""
     found: list[str] = []

@@ -87,7 +87,7 @@ def _files() -> set[str]:
     for state in ["/run/nsbox", *([f"{runtime}/nsbox"] if runtime else [])]:
         for directory, names, files in os.walk(state):
             # Skeletons are a cache, made once for each kind of sandbox.
-            names[:] = [name for name in names if not name.startswith("skeleton-")]
+            names[:] = [name for name in names if not name.startswith(("skeleton-", ".draft-"))]
             found.update(os.path.join(directory, name) for name in [*names, *files])
     for directory in {tempfile.gettempdir(), "/tmp", "/dev/shm"}:
         names = os.listdir(directory) if os.access(directory, os.R_OK) else []
@@ -99,7 +99,9 @@ def _threads() -> set[str]:
     """Threads by name, and as the kernel counts them; but not the library's own, which comes and goes with its work."""
     own = [thread for thread in threading.enumerate() if thread.name.startswith("nsbox-")]
     tasks = set(os.listdir("/proc/self/task")) - {str(thread.native_id) for thread in own}
-    return {f"{thread.name} {thread.ident}" for thread in threading.enumerate() if thread not in own} | {f"task {name}" for name in tasks}
+    return {f"{thread.name} {thread.ident}" for thread in threading.enumerate() if thread not in own} | {
+        f"task {name}" for name in tasks
+    }
 
 
 def snapshot() -> Snapshot:

@@ -92,8 +92,8 @@ class Group(BaseGroup):
             for name, value in reversed(values):
                 self.write(name, value)
 
-    def counters(self) -> dict[str, int | None]:
-        """What this hierarchy knows."""
+    def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
+        """What this hierarchy knows; of ``pressure`` it knows nothing."""
         found: dict[str, int | None] = {}
         if "memory" in self.controllers:
             found["memory_peak_bytes"] = self.number("memory.max_usage_in_bytes")

@@ -167,7 +167,7 @@ class Group(BaseGroup):
                 pairs = zip(("rbps", "wbps", "riops", "wiops"), one[1:], strict=True)
                 self.write("io.max", " ".join([one.device, *(f"{k}={'max' if v is None else v}" for k, v in pairs)]))
 
-    def counters(self) -> dict[str, int | None]:
+    def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
         """What this tree knows; the time processes waited for a resource is under ``pressure_*_us``."""
         found: dict[str, int | None] = {}
         if "memory" in self.controllers:
@@ -189,7 +189,7 @@ class Group(BaseGroup):
             pairs = [pair.partition("=") for pair in text.split() if "=" in pair]
             found["io_read_bytes"] = sum(int(value) for key, _, value in pairs if key == "rbytes")
             found["io_write_bytes"] = sum(int(value) for key, _, value in pairs if key == "wbytes")
-        for name in ("cpu", "io", "memory"):
+        for name in ("cpu", "io", "memory") if pressure else ():
             found[f"pressure_{name}_us"] = _stalled_us(self.text(f"{name}.pressure"))
         return found
 

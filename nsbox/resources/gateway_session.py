@@ -120,8 +120,8 @@ class GatewaySession:
         try:
             if parts:
                 netlink.exchange(self._sockets["nft"], nft.batch(parts))
-        except OSError as error:
-            self.traffic.event("limit", limit="nft", reason=error.strerror)
+        except OSError:
+            self.traffic.touch("net_rules", 0)
             return False
         self._mirror = wanted
         return True
@@ -179,7 +179,7 @@ class GatewaySession:
 
     def limits_hit(self) -> list[dict[str, Any]]:
         """Limits that were touched; also after ``close``."""
-        return self._final[1] if self._final else self.loop.ask(self.traffic.limits_hit)
+        return self._final[1] if self._final else self.loop.ask(self._limits_hit)
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -211,6 +211,10 @@ class GatewaySession:
         """What went through here or through the kernel, and what the rules inside refused before it came so far."""
         return self.traffic.destinations() + self._counted_inside()
 
+    def _limits_hit(self) -> list[dict[str, Any]]:
+        self._counted_inside()
+        return self.traffic.limits_hit()
+
     def _counted_inside(self) -> list[dict[str, Any]]:
         sock = self._sockets.get("nft")
         found = netrecord.refused(sock, self._names) if sock else []
@@ -219,6 +223,10 @@ class GatewaySession:
             self.traffic.tx_bytes = sum(row["tx_bytes"] for row in allowed)
             self.traffic.rx_bytes = sum(row["rx_bytes"] for row in allowed)
             found += allowed
+            held, limits = nft.counters(sock, TABLE), self.policy.limits
+            values = (("net_connections", limits.connections), ("net_rate", limits.rate), ("net_bytes", limits.bytes_out))
+            for name, value in values:
+                self.traffic.held(name, value or 0, held.get(name, 0))
         return found
 
     def _end(self) -> None:

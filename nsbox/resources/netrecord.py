@@ -43,7 +43,7 @@ def refused(sock: socket.socket, names: Names) -> list[dict[str, Any]]:
         if name.startswith("den"):
             for key, packets, _ in nft.counted(sock, TABLE, name):
                 found.append(row(*_place(key), "denied", packets, 0, 0, names))
-    if others := nft.counter_value(sock, TABLE, "other"):
+    if others := nft.counters(sock, TABLE).get("other"):
         found.append(row(None, 0, "other", "denied", others, 0, 0, names))
     return found
 

@@ -127,6 +127,30 @@ def reject(kind: int, code: int = 0) -> bytes:
     return _expression("reject", _word(1, kind), attribute(2, bytes((code,))))
 
 
+def beyond_rate(rate: float) -> bytes:
+    """Go on if this happens more often than ``rate`` times a second, after one second's worth at once."""
+    unit = 1 if rate == int(rate) else 60
+    times = max(1, round(rate * unit))
+    burst = max(1, round(rate))
+    return _expression("limit", _long(1, times), _long(2, unit), _word(3, burst), _word(4, 0), _word(5, 1))
+
+
+def beyond_bytes(most: int) -> bytes:
+    """Go on if the packets that came here are more than so many bytes together, this one among them."""
+    return _expression("quota", _long(1, most), _word(2, 1))
+
+
+def beyond_connections(most: int) -> bytes:
+    """Go on if more connections than that came here and are still known."""
+    return _expression("connlimit", _word(1, most), _word(2, 1))
+
+
+def first_packet() -> tuple[bytes, ...]:
+    """Go on if the packet begins a connection: conntrack has made an entry, and not confirmed it (IPS_CONFIRMED)."""
+    load_status = _expression("ct", _word(2, 2), _word(1, FIRST))
+    return load_status, mask(struct.pack("=I", 0x8)), compare(bytes(4))
+
+
 def masquerade() -> bytes:
     """The source becomes the address of the interface that the packet leaves by."""
     return _expression("masq")
@@ -283,11 +307,11 @@ def sets_of(sock: socket.socket, table: str) -> list[str]:
     return [attributes(content[4:]).get(2, b"").rstrip(b"\0").decode(errors="replace") for content in rows]
 
 
-def counter_value(sock: socket.socket, table: str, name: str) -> int:
-    """Packets that a named counter has seen."""
+def counters(sock: socket.socket, table: str) -> dict[str, int]:
+    """Packets that each named counter of a table has seen."""
     body = struct.pack("!BBH", INET, 0, 0) + _text(1, table)
-    for content in dump(sock, _SUBSYSTEM | GETOBJ, body):
-        row = attributes(content[4:])
-        if row.get(2, b"").rstrip(b"\0").decode() == name:
-            return int(struct.unpack("!Q", attributes(row.get(4, b"")).get(2, bytes(8)))[0])
-    return 0
+    rows = [attributes(content[4:]) for content in dump(sock, _SUBSYSTEM | GETOBJ, body)]
+    return {
+        row.get(2, b"").rstrip(b"\0").decode(): int.from_bytes(attributes(row.get(4, b"")).get(2, b""), "big")
+        for row in rows
+    }

@@ -78,9 +78,13 @@ class Traffic:
         entry = self._touched.get(limit)
         if entry is None:
             self._touched[limit] = [value, 1, time.time()]
-            self.event("limit", limit=limit, value=value)
         else:
             entry[1] += 1
+
+    def held(self, limit: str, value: float, count: int) -> None:
+        """A limit that the kernel holds has held so much back until now."""
+        if count:
+            self._touched.setdefault(limit, [value, count, time.time()])[1] = count
 
     def room(self) -> bool:
         """Whether one more connection may be open."""

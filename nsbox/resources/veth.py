@@ -17,7 +17,7 @@ import time
 
 from nsbox.errors import HostError
 from nsbox.plan.address import LOOPBACK, V4, V6, Network
-from nsbox.plan.net import NetPlan, NetPolicy, SocketSpec
+from nsbox.plan.net import EgressLimits, NetPlan, NetPolicy, SocketSpec
 from nsbox.resources import gateway, netlink, nft
 from nsbox.resources.netplan import add_address, has_ipv6, link_up, local_default
 from nsbox.resources.netrules import (
@@ -36,7 +36,7 @@ from nsbox.resources.netrules import (
     refuse_chain,
     sets,
 )
-from nsbox.resources.nft import Table
+from nsbox.resources.nft import Message, Table
 
 PREFIX = "nsbx"  #: of the interfaces on the host
 SLOTS = 1 << 15
@@ -46,6 +46,7 @@ _RTM_NEWLINK, _RTM_DELLINK, _RTM_NEWROUTE = 16, 17, 24
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_TXQ, _IFLA_RXQ = 3, 18, 28, 31, 32
 _LINGER_S, _OLD_LINK_S = 1.0, 0.2
 COUNTED = 1024  #: destinations whose traffic is counted each by itself
+HELD = ("net_connections", "net_rate", "net_bytes")  #: counters of what a limit held back
 COUNTERS = ("con4", "est4", "tx4", "rx4")  # SYNs sent, SYN-ACKs got, packets and bytes each way
 
 
@@ -60,12 +61,12 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
     table = Table(TABLE)
     families = (V4, V6) if ipv6 else (V4,)
     key = ("ipv4", "proto", "port")
-    parts = [table.create(), table.counter("other"), *sets(table, families), *own_chain(table, families)]
+    parts = [table.create(), *map(table.counter, ("other", *HELD)), *sets(table, families), *own_chain(table, families)]
     parts += [table.set(name, n, key, COUNTED, counted_for=86400) for n, name in enumerate(COUNTERS, 40)]
     parts += refuse_chain(table, families)
     where = nft.destination(V4, port=True)
-    parts += [table.chain("more"), table.rule("more", *where, nft.remember("tx4"))]
-    parts += [table.rule("more", nft.verdict(nft.ACCEPT)), table.chain("ok")]
+    parts += [table.chain("more"), table.chain("ok"), *_limits(table, policy.limits)]
+    parts += [table.rule("more", *where, nft.remember("tx4")), table.rule("more", nft.verdict(nft.ACCEPT))]
     parts += [table.rule("ok", *where, nft.remember("con4")), table.rule("ok", nft.verdict(0, "more"))]
     parts += [*policy_chains(table), *address_rules(table, policy, own, (V4,)), table.chain("out", nft.OUTPUT, 0)]
     # To the sandbox itself, which is where refusals go too.
@@ -89,6 +90,23 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
     for number in (socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_ICMP):
         parts.append(table.rule("in", *nft.family_is(V4), *nft.protocol_is(number), nft.verdict(nft.ACCEPT)))
     return nft.batch(parts)
+
+
+def _limits(table: Table, limits: EgressLimits) -> list[Message]:
+    """The first rules of ``ok``, where connections begin, and of ``more``, which every packet that leaves goes through."""
+    parts = []
+    if limits.connections is not None:
+        many = (*nft.first_packet(), nft.beyond_connections(limits.connections), nft.count("net_connections"))
+        parts.append(table.rule("ok", *many, nft.verdict(0, "den")))
+    if limits.rate is not None:
+        # TCP tries again in a second, as it waits in the gateway's queue.
+        fast = (*nft.first_packet(), nft.beyond_rate(limits.rate), nft.count("net_rate"))
+        parts.append(table.rule("ok", *fast, nft.verdict(nft.DROP)))
+    if limits.bytes_out is not None:
+        parts.append(
+            table.rule("more", nft.beyond_bytes(limits.bytes_out), nft.count("net_bytes"), nft.verdict(0, "rej"))
+        )
+    return parts
 
 
 @functools.lru_cache(maxsize=64)

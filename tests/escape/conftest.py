@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ def outside() -> Attempt:
 def inside() -> Attempt:
     """Attempts an attack in a sandbox of its own; the options are those of ``nsbox.run``."""
 
-    def attempt(*words: str, **options: object) -> str:
-        mounts = [(str(PROGRAM), "/attacks.py"), *options.pop("ro", [])]  # type: ignore[misc]
+    def attempt(*words: str, **options: Any) -> str:
+        mounts = [(str(PROGRAM), "/attacks.py"), *options.pop("ro", [])]
         result = nsbox.run(["python3", "/attacks.py", *words], ro=mounts, **options)
         if result.signal is not None:
             return f"signal {result.signal}"

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -300,7 +301,7 @@ def test_K17_state_of_the_host(name: str, uid: int, control: Attempt, inside: At
     attempt(name, control, inside, EXISTS, ("EPERM",), uid=uid)
 
 
-def status_field(name: str, **options: object) -> str:
+def status_field(name: str, **options: Any) -> str:
     """A line of /proc/self/status inside."""
     result = nsbox.run(["cat", "/proc/self/status"], **options)
     return dict(line.split(":\t") for line in result.check().stdout_text.splitlines() if ":\t" in line)[name]
@@ -350,7 +351,8 @@ def test_K18_set_id_programs_gain_nothing(program: str, mount: str, set_id_tree:
     where = {"ro": [(str(set_id_tree), "/work")], "rw": [(str(set_id_tree), "/work")], "workspace": str(set_id_tree)}[
         mount
     ]
-    result = nsbox.run([f"/work/{program}", "/proc/self/status"], **{mount: where}).check()
+    given: dict[str, Any] = {mount: where}
+    result = nsbox.run([f"/work/{program}", "/proc/self/status"], **given).check()
     fields = dict(line.split(":\t") for line in result.stdout_text.splitlines())
     assert fields["Uid"].split() == ["1000"] * 4
     assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == int(fields["CapBnd"], 16) == 0
@@ -368,7 +370,24 @@ def test_K18_the_host_s_own_set_id_programs_gain_nothing() -> None:
         assert not nsbox.run(["mount", "-t", "tmpfs", "none", "/tmp"]).ok
 
 
-DANGEROUS = ["ptrace", "syslog", "acct", "add_key", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module", "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "kcmp", "kexec_load", "keyctl", "migrate_pages", "mount", "mount_setattr", "move_mount", "move_pages", "open_by_handle_at", "open_tree", "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise", "process_mrelease", "process_vm_readv", "process_vm_writev", "quotactl", "quotactl_fd", "reboot", "request_key", "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "umount2", "unshare", "userfaultfd", "adjtimex"]
+DANGEROUS = [
+    *["ptrace", "syslog", "acct", "add_key", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module"],
+    *["fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "kcmp"],
+    *[
+        "kexec_load",
+        "keyctl",
+        "migrate_pages",
+        "mount",
+        "mount_setattr",
+        "move_mount",
+        "move_pages",
+        "open_by_handle_at",
+    ],
+    *["open_tree", "perf_event_open", "pidfd_getfd", "pivot_root", "process_madvise", "process_mrelease"],
+    *["process_vm_readv", "process_vm_writev", "quotactl", "quotactl_fd", "reboot", "request_key", "setdomainname"],
+    *["sethostname", "setns", "settimeofday", "swapoff", "swapon", "umount2", "unshare", "userfaultfd"],
+    *["adjtimex"],
+]
 
 
 def swept(result: nsbox.Result) -> dict[int, str]:
@@ -380,7 +399,7 @@ def swept(result: nsbox.Result) -> dict[int, str]:
 
 @pytest.mark.slow
 def test_K19_every_number(inside: Attempt) -> None:
-    known = {
+    known: dict[str, Any] = {
         key: value[0 if attacks.X86 else 1] if isinstance(value, tuple) else value
         for key, value in attacks.NUMBERS.items()
     }

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ import nsbox
 from nsbox import errors
 
 
-def python(code: str, **options: object) -> str:
+def python(code: str, **options: Any) -> str:
     result = nsbox.run(["python3", "-c", textwrap.dedent(code)], **options)
     assert result.ok, result.stderr_text
     return result.stdout_text
@@ -162,7 +163,10 @@ def test_N08_the_other_sandboxes() -> None:
     def look(_: bytes) -> None:
         found.append(python(CONNECT + "print(attempt(socket.AF_INET, socket.SOCK_STREAM, ('127.0.0.1', 8123)))"))
 
-    server = "import socket, time; s = socket.socket(); s.bind(('0.0.0.0', 8123)); s.listen(); print('up', flush=True); time.sleep(0.5)"
+    server = (
+        "import socket, time; s = socket.socket(); s.bind(('0.0.0.0', 8123)); "
+        "s.listen(); print('up', flush=True); time.sleep(0.5)"
+    )
     assert nsbox.run(["python3", "-c", server], on_stdout=look).ok
     assert found == ["ConnectionRefusedError 111\n"]
     own = server.replace("time.sleep(0.5)", "socket.create_connection(('127.0.0.1', 8123)); print('own')")
@@ -209,7 +213,7 @@ def test_N09_path_sockets_only_where_mounted() -> None:
         for option in ("ro", "rw"):
             with pytest.raises(errors.NsboxError):
                 nsbox.run(["true"], **{option: path})
-        # Mounted along with its directory it is a file like others to mount, but no door: connecting takes write access.
+        # Mounted along with its directory it would be a door as well: connecting asks for no writable mount.
         assert "connected" not in python(attempt, ro=folder)
 
 
@@ -223,6 +227,9 @@ def test_host_network_needs_two_words() -> None:
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_privileged_ports_inside(uid: int) -> None:
     """The network namespace is the sandbox's own, but CAP_NET_BIND_SERVICE is gone: what decides is the sysctl."""
-    code = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 80)); s.listen(); socket.create_connection(('127.0.0.1', 80)); print('ok')"
+    code = (
+        "import socket; s = socket.socket(); s.bind(('127.0.0.1', 80)); s.listen(); "
+        "socket.create_connection(('127.0.0.1', 80)); print('ok')"
+    )
     result = nsbox.run(["python3", "-c", code], uid=uid)
     assert result.stdout == b"ok\n", result.stderr_text

@@ -96,12 +96,12 @@ class Datagrams:
 
 
 class Zone:
-    """A name server: ``records`` holds lines of a zone file by name; ``asked`` what came."""
+    """A name server: ``records`` holds lines of a zone file by name, or what makes them; ``asked`` what came."""
 
-    def __init__(self, records: dict[str, list[str]]) -> None:
+    def __init__(self, records: "dict[str, list[str] | Callable[[], list[str]]]", host: str = "127.0.0.1") -> None:
         self.records, self.asked = records, list[tuple[str, str]]()
-        self._server = Datagrams(self._reply)
-        self.address = ("127.0.0.1", self._server.port)
+        self._server = Datagrams(self._reply, host)
+        self.address = (host, self._server.port)
 
     def _reply(self, data: bytes) -> bytes | None:
         import dnslib
@@ -110,7 +110,8 @@ class Zone:
         name, kind = str(query.q.qname).lower(), dnslib.QTYPE[query.q.qtype]
         self.asked.append((name, kind))
         reply = query.reply()
-        lines = self.records.get(name)
+        found = self.records.get(name)
+        lines = found() if callable(found) else found
         if lines is None:
             reply.header.rcode = 3
         for line in lines or []:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ AWKWARD = [
 ]
 
 
-def out(*argv: str | bytes, **options: object) -> str:
+def out(*argv: str | bytes, **options: Any) -> str:
     """The output of a command that must succeed."""
     result = nsbox.run(argv, **options)
     assert result.ok, f"{result!r} {result.stderr_text[-1000:]}"
@@ -223,10 +224,24 @@ def test_ro_refuses_every_change(source: Path, uid: int) -> None:
     code = """
     import errno, os
     os.chdir("/m")
-    attempts = [lambda: open("file", "a"), lambda: open("new", "w"), lambda: os.mkdir("d"), lambda: os.unlink("file"), lambda: os.rename("file", "g"),
-                lambda: os.chmod("file", 0o777), lambda: os.utime("file"), lambda: os.symlink("a", "b"), lambda: os.link("file", "h"),
-                lambda: os.truncate("file", 0), lambda: os.setxattr("file", "user.x", b"1"), lambda: open("sub/deep/leaf", "r+"), lambda: os.open("/m", os.O_TMPFILE | os.O_RDWR),
-                lambda: os.mkfifo("p"), lambda: os.rmdir("sub"), lambda: os.chown("file", os.getuid(), os.getgid())]
+    attempts = [
+        lambda: open("file", "a"),
+        lambda: open("new", "w"),
+        lambda: os.mkdir("d"),
+        lambda: os.unlink("file"),
+        lambda: os.rename("file", "g"),
+        lambda: os.chmod("file", 0o777),
+        lambda: os.utime("file"),
+        lambda: os.symlink("a", "b"),
+        lambda: os.link("file", "h"),
+        lambda: os.truncate("file", 0),
+        lambda: os.setxattr("file", "user.x", b"1"),
+        lambda: open("sub/deep/leaf", "r+"),
+        lambda: os.open("/m", os.O_TMPFILE | os.O_RDWR),
+        lambda: os.mkfifo("p"),
+        lambda: os.rmdir("sub"),
+        lambda: os.chown("file", os.getuid(), os.getgid()),
+    ]
     for number, attempt in enumerate(attempts):
         try:
             attempt(); print(number, "done")
@@ -246,7 +261,9 @@ assert libc.unshare(0x20000) == 0
 mount(b"none", b"/", None, 1 << 18 | 1 << 14, None)
 source = sys.argv[1]
 mount(b"none", (source + "/sub").encode(), b"tmpfs", 0, None)
-open(source + "/sub/file", "w").write("beneath\\n"); os.chmod(source + "/sub", 0o777); os.chmod(source + "/sub/file", 0o666)
+open(source + "/sub/file", "w").write("beneath\\n")
+os.chmod(source + "/sub", 0o777)
+os.chmod(source + "/sub/file", 0o666)
 import shutil; shutil.copy("/usr/bin/id", source + "/sub/id"); os.chmod(source + "/sub/id", 0o4755)
 os.mknod(source + "/sub/null", 0o20666, os.makedev(1, 3)); os.chmod(source + "/sub/null", 0o666)
 open(source + "/sub/null", "w").write("control")
@@ -269,7 +286,10 @@ def driver(code: str, *arguments: str) -> str:
 @pytest.mark.root
 def test_F08_read_only_nosuid_and_nodev_hold_for_mounts_beneath(source: Path) -> None:
     code = """
-    script = "cat /m/sub/file; echo x >/m/sub/file; echo $?; cat /m/sub/null; echo $?; /m/sub/id -u; grep ' /m' /proc/self/mountinfo"
+    script = (
+        "cat /m/sub/file; echo x >/m/sub/file; echo $?; cat /m/sub/null; echo $?; "
+        "/m/sub/id -u; grep ' /m' /proc/self/mountinfo"
+    )
     result = nsbox.run(["sh", "-c", script], ro=[(source, "/m")])
     print(result.stdout_text, result.stderr_text)
     """
@@ -408,7 +428,7 @@ SET_ID = {
     "creat": "libc.syscall(85, b'g', 0o4755)",
     "openat2": "libc.syscall(437, -100, b'g', struct.pack('QQQ', os.O_CREAT | os.O_WRONLY, 0o4755, 0), 24)",
     "mknod": "os.mknod('g', 0o104755)",
-    "tmpfile": "fd = os.open('.', os.O_TMPFILE | os.O_WRONLY, 0o4755); os.link(f'/proc/self/fd/{fd}', 'g', follow_symlinks=True)",
+    "tmpfile": "fd = os.open('.', os.O_TMPFILE | 1, 0o4755); os.link(f'/proc/self/fd/{fd}', 'g', follow_symlinks=True)",
     "rename": "os.chmod('/tmp/f', 0o4755); shutil.move('/tmp/f', 'g')",
 }
 
@@ -416,7 +436,10 @@ SET_ID = {
 @pytest.mark.parametrize("how", sorted(SET_ID))
 def test_no_set_id_file_can_be_left_behind_for_the_host(how: str, source: Path) -> None:
     """A set-user-id program made inside would belong to the caller outside."""
-    code = f"import ctypes, os, shutil, struct; libc = ctypes.CDLL(None); os.umask(0); open('f', 'w'); open('/tmp/f', 'w'); {SET_ID[how]}"
+    code = (
+        "import ctypes, os, shutil, struct; libc = ctypes.CDLL(None); os.umask(0); open('f', 'w'); open('/tmp/f', 'w')"
+    )
+    code += "; " + SET_ID[how]
     nsbox.run(["python3", "-c", code], rw=[(str(source), "/m")], cwd="/m")
     assert (source / "f").exists()
     assert [name for name in os.listdir(source) if os.lstat(source / name).st_mode & 0o6000] == []
@@ -428,7 +451,8 @@ def test_no_set_id_file_can_be_left_behind_for_the_host(how: str, source: Path) 
 def test_workspace_is_copy_on_write(source: Path) -> None:
     before = tree(source)
     script = """
-        pwd; cat file; echo changed >file; rm sub/deep/leaf; mkdir new; echo x >new/x; chmod 700 sub; mv link moved; ln file hard
+        pwd; cat file; echo changed >file; rm sub/deep/leaf; mkdir new; echo x >new/x
+        chmod 700 sub; mv link moved; ln file hard
         rm -r sub; mkdir sub; echo other >sub/o; cat file sub/o; ls
     """
     assert out("sh", "-ec", script, workspace=str(source)).split() == [
@@ -591,7 +615,10 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     continue;
                 }
                 if (!f) { printf("%s: %m\n", a[i]); continue; }
-                if (!strcmp(a[1], "write")) { fputs("written\n", f); fclose(f); printf("%s: written\n", a[i]); continue; }
+                if (!strcmp(a[1], "write")) {
+                    fputs("written\n", f); fclose(f); printf("%s: written\n", a[i]);
+                    continue;
+                }
                 size_t got = fread(data, 1, sizeof data, f);
                 fwrite(data, 1, got, stdout);
                 fclose(f);
@@ -693,8 +720,8 @@ def test_F04_hostile_links_in_a_root_tree(name: str, base: Path, tmp_path: Path)
         if name.startswith("N50"):
             assert "resolv.conf: No such" not in result.stdout_text, "no resolver file inside"
     except errors.SetupError as error:
-        assert not name.startswith("N50"), f"must start: {error}"
-        assert error.target, f"names nothing: {error}"
+        if name.startswith("N50") or not error.target:
+            pytest.fail(f"must start, or name what it stopped at: {error}")
     assert (tree(base), sorted(os.listdir("/")), sorted(os.listdir("/etc")), os.stat("/etc").st_mtime_ns) == before
 
 
@@ -724,8 +751,8 @@ def test_K38_bind_on_a_link(kind: str, base: Path, tmp_path: Path) -> None:
         if kind in ("relative", "absolute", "chain"):
             assert result.stdout_text == "mounted\nmounted\nuid 1000\n", "on the place that the link means inside"
     except errors.SetupError as error:
-        assert kind in ("localtime", "climbing"), error
-        assert "/" + place in str(error)
+        if kind not in ("localtime", "climbing") or "/" + place not in str(error):
+            pytest.fail(f"must be mounted, or the link named: {error}")
     assert tree(base) == before
     assert not os.path.lexists(f"/tmp/out-{os.getpid()}")
     assert not os.path.lexists("/nowhere")
@@ -771,10 +798,7 @@ def test_F04_a_place_swapped_for_a_link_while_the_root_is_built(base: Path, tmp_
 
 def test_root_slash_is_the_host_s_own_tree_read_only() -> None:
     """--root / is a tree like any other: what is changed inside stays inside."""
-    try:
+    with contextlib.suppress(errors.NsboxError):
         result = nsbox.run(["sh", "-c", "echo x >/nsbox-root-test; cat /nsbox-root-test"], root="/", uid=0)
-    except errors.NsboxError as error:
-        assert "/" in str(error)
-    else:
         assert result.ok, result.stderr_text
     assert not os.path.exists("/nsbox-root-test")

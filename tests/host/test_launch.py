@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def embedder(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"
     """Starts Python programs that embed nsbox; they are ended, and waited for, with the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(code: str, **options: object) -> "subprocess.Popen[str]":
+    def start(code: str, **options: Any) -> "subprocess.Popen[str]":
         file = tmp_path / f"embedder{len(started)}.py"
         file.write_text(PREAMBLE + textwrap.dedent(code))
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
@@ -175,7 +176,10 @@ def test_64_at_a_time_do_not_mix_their_output() -> None:
 
 
 def test_two_sandboxes_listen_on_one_port() -> None:
-    code = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8000)); s.listen(); time.sleep(0.5); print('ok')"
+    code = (
+        "import socket, time; s = socket.socket(); "
+        "s.bind(('127.0.0.1', 8000)); s.listen(); time.sleep(0.5); print('ok')"
+    )
     with ThreadPoolExecutor(2) as threads:
         assert [r.stdout for r in threads.map(lambda _: nsbox.run(["python3", "-c", code]), range(2))] == [b"ok\n"] * 2
 
@@ -267,7 +271,8 @@ def test_signals_of_the_caller_do_not_go_in(embedder: Callable[..., "subprocess.
     result = nsbox.run(["cat", "/proc/self/status"])
     inside = [line.split()[1] for line in result.stdout_text.splitlines() if line[:6] in mine]
     print(any(int(value, 16) for value in mine.values()), len(inside), set(inside))
-    print(nsbox.run(["sh", "-c", "kill -PIPE $$; echo no"]).signal, nsbox.run(["sh", "-c", "sleep 0.1 & wait $!; exit 7"]).exit_code)
+    killed = nsbox.run(["sh", "-c", "kill -PIPE $$; echo no"])
+    print(killed.signal, nsbox.run(["sh", "-c", "sleep 0.1 & wait $!; exit 7"]).exit_code)
     """
     assert answer(embedder(prepare + "\n" + textwrap.dedent(code))) == "True 3 {'0000000000000000'}\n13 7\n"
 
@@ -357,7 +362,7 @@ def test_in_a_forked_child(embedder: Callable[..., "subprocess.Popen[str]"]) -> 
 
 
 def test_forks_of_other_threads_do_not_hold_a_run_up(embedder: Callable[..., "subprocess.Popen[str]"]) -> None:
-    # A forked sibling holds a copy of every descriptor that was open at that moment, also of the sandbox's ends of pipes.
+    # A forked sibling holds a copy of every descriptor that was open at that moment, also the sandbox's ends of pipes.
     code = """
     sleepers, stop = [], threading.Event()
     def forks():

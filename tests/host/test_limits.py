@@ -132,6 +132,13 @@ def test_a_child_out_of_memory_behind_a_shell_that_succeeds() -> None:
     assert "memory" in touched(result)
 
 
+def test_a_run_ends_when_its_memory_is_out_whoever_lives_on() -> None:
+    began = time.monotonic()
+    result = shell("python3 -c 'import time; x = bytearray(300 << 20); time.sleep(9)'; sleep 20", memory="64M")
+    assert time.monotonic() - began < 5
+    assert (result.reason, result.status) == ("memory", 137)
+
+
 def test_kill_9_is_not_out_of_memory() -> None:
     result = shell("kill -9 $$", memory="64M")
     assert (result.reason, result.signal, result.status) == ("signaled", signal.SIGKILL, 137)

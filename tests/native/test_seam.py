@@ -318,7 +318,7 @@ def untouchable() -> set[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_mutations(good: Sent, seed: int) -> None:
-    """300 launches with a few bytes changed, half of them in the header: refused, failed or run, but the helper lives."""
+    """300 launches with a few bytes changed, half of them in the header: whatever comes of it, the helper lives."""
     source = random.Random(seed)
     kept = untouchable()
     safe = [place for place in range(len(good.blob)) if place not in kept]
@@ -336,7 +336,7 @@ def test_mutations(good: Sent, seed: int) -> None:
 
 
 def test_packets_that_are_no_request() -> None:
-    """Somebody in the embedding process writes to the wrong descriptor: the helper ignores or ends it, in that order."""
+    """Somebody in the embedding process writes to the wrong descriptor: the helper goes on, or is replaced."""
     import socket
 
     zygote = _native.zygote()

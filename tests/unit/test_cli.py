@@ -163,7 +163,7 @@ def test_errors_name_the_flag() -> None:
 
 def result(status: int, reason: str = "exited", **more: Any) -> SimpleNamespace:
     values: dict[str, Any] = {"limits_hit": [], "argv": ["x"], "steps": {}, "enforced": {}, "to_json": lambda: "{}"}
-    values["timing"] = {}
+    values |= {"timing": {}, "boundary": {"outputs": []}}
     return SimpleNamespace(status=status, reason=reason, **{**values, **more})
 
 
@@ -241,7 +241,7 @@ def test_a_bug_is_one_line(fake: Any, capfd: pytest.CaptureFixture[str], monkeyp
         (["python", "--python", "/bin/true", "-c", ""], "does not answer as a Python 3"),
         (["rnu", "true"], "did you mean run"),
         (["ls", "-l"], "to run a program: nsbox run -- ls"),
-        (["shell"], "not in this version"),
+        (["bench"], "not in this version"),
         (["profiles", "nope"], "is not known"),
     ],
 )

@@ -31,11 +31,12 @@ def test_default_is_the_default() -> None:
     # What names something of the caller's has no default worth writing out.
     assert set(document) - {"description"} == FIELDS - {
         *("ro", "rw", "tmpfs", "workspace", "env", "cwd", "require", "degrade"),
+        *("secrets", "allow", "allow_sensitive", "allow_trusted", "export", "log"),
     }
 
 
 def test_the_shipped_ones_are_ordered() -> None:
-    strict, default, permissive = (Spec.from_profile(name) for name in profiles.names())
+    strict, default, permissive = (Spec.from_profile(name) for name in profiles.names()[:3])
     for name in LIMITS:
         values = [getattr(spec.limits, name) for spec in (strict, default, permissive)]
         assert values == sorted(values, key=lambda value: float("inf") if value is None else value), name
@@ -50,10 +51,25 @@ def test_every_key_says_why(name: str) -> None:
     lines = profiles.text_of(name).splitlines()
     assert profiles.description(name)
     assert lines[0].startswith("#")
-    loose = [number for number, line in enumerate(lines) if re.match(r"(seccomp|memory|disk|net|require) =", line)]
-    assert loose
-    for number in loose:
-        assert lines[number - 1].startswith("#") or re.match(r"\w+ =", lines[number - 1]), lines[number]
+    # One comment may stand for keys that follow each other.
+    keys = [number for number, line in enumerate(lines) if re.match(r"(?!description|extends)\w+ =", line)]
+    assert keys
+    for number in keys:
+        assert lines[number - 1].startswith("#") or number - 1 in keys, lines[number]
+
+
+@pytest.mark.parametrize("name", profiles.JOBS)
+def test_a_profile_for_a_job_says_why_at_each_key(name: str) -> None:
+    lines = profiles.text_of(name).splitlines()
+    keys = [number for number, line in enumerate(lines) if re.match(r"(?!description|extends)\w+ =", line)]
+    assert len(keys) >= 6
+    for number in keys:
+        assert lines[number - 1].startswith("# "), lines[number]
+    spec = Spec.from_profile(name)
+    assert spec.landlock
+    assert (spec.rw, spec.allow_host_net, spec.secret_env) == ((), False, False)
+    assert {"seccomp=kernel", "no_new_privs=kernel", "capabilities=kernel", "mount_ns=kernel"} <= set(spec.require)
+    assert None not in (spec.limits.memory, spec.limits.pids, spec.limits.disk, spec.limits.timeout)
 
 
 def test_a_file(tmp_path: Path) -> None:

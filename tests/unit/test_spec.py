@@ -256,4 +256,4 @@ def test_bytes_that_are_no_utf8_survive_a_dict_but_not_toml() -> None:
 
 
 def test_the_dict_has_every_option_that_is_set() -> None:
-    assert set(Spec(workspace="/w", cwd="/").to_dict()) == FIELDS
+    assert set(Spec(workspace="/w", cwd="/", export="/e", log="/l").to_dict()) == FIELDS

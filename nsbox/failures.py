@@ -1,0 +1,74 @@
+"""The words for a set-up that failed: which step, of what, and what usually mends it."""
+
+import contextlib
+import errno as _errno
+import os
+from typing import Any
+
+from nsbox import _native
+from nsbox.errors import NsboxError, SandboxUnavailable, SetupError
+from nsbox.prepared import Prepared
+
+
+def _remedy(stage: str, err: int, prepared: Prepared) -> str:
+    """What usually mends an error of this kind at this stage."""
+    if stage in ("clone", "idmap") and err in (_errno.EPERM, _errno.EACCES, _errno.EINVAL):
+        return "this host restricts user namespaces: run nsbox doctor for the setting and the command that mends it"
+    if stage == "source" and err == _errno.EINVAL:
+        return _no_view(prepared)
+    if stage == "source" and err in (_errno.ENOENT, _errno.EACCES, _errno.ELOOP):
+        return "name a path that exists and that you may read"
+    if stage == "scratch" and err == _errno.EACCES:
+        return "every directory above the scratch one must let anybody pass (chmod a+x): the sandbox's ids are its own"
+    if stage == "mount" and err in (_errno.EROFS, _errno.EACCES):
+        return (
+            "the place does not exist inside, and none is made where the host's own files are shown: choose another DST"
+        )
+    if stage == "mount" and err == _errno.ELOOP:
+        return "the place is a symbolic link that leads nowhere inside; choose another DST"
+    if stage == "mount" and err == _errno.EPERM:
+        return "inside a container, /proc must not be masked: run nsbox doctor"
+    return ""
+
+
+def _no_view(prepared: Prepared) -> str:
+    """Why a source cannot be shown with other ids, or copy-on-write."""
+    if not prepared.host.privileged:
+        return "a copy-on-write view cannot contain other mounts: name a directory without any beneath it"
+    return (
+        "its file system does not take idmapped mounts (ext4, xfs and btrfs do, tmpfs since Linux 6.3, overlayfs and 9p"
+        " do not): keep it on one that does, show it with --ro, or run as an ordinary user"
+    )
+
+
+def _exhausted() -> str:
+    """What to do about a limit on namespaces, by the name of the setting that is 0, if one is."""
+    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+        with contextlib.suppress(OSError), open(f"/proc/sys/user/max_{kind}_namespaces", encoding="ascii") as file:
+            if file.read().strip() == "0":
+                name = f"user.max_{kind}_namespaces"
+                return f"{name} is 0; run as root: sysctl -w {name}=15000 (and write that to /etc/sysctl.d to keep it)"
+    return (
+        "a limit on namespaces is reached: close sandboxes, or raise sysctl user.max_user_namespaces and its siblings"
+    )
+
+
+def failure(prepared: Prepared, message: Any) -> NsboxError:
+    """The error for a NSB_MSG_FAILED message."""
+    number, op, err = message.stage, message.op, -message.err
+    stage = _native.STAGES[number] if number < len(_native.STAGES) else "request"
+    plan = prepared.plan
+    subject = plan.ops[op] if op < len(plan.ops) else None
+    remedy = _remedy(stage, err, prepared)
+    if stage == "exec":
+        return SetupError(
+            "the working directory", err, target=plan.cwd, remedy="use --cwd with a directory that exists inside"
+        )
+    if stage in ("clone", "network") and err in (_errno.EPERM, _errno.ENOSYS, _errno.ENOSPC, _errno.EUSERS):
+        remedy = _exhausted() if err in (_errno.ENOSPC, _errno.EUSERS) else remedy
+        return SandboxUnavailable(f"namespaces cannot be made here: {os.strerror(err)}", remedy=remedy, errno=err)
+    return SetupError(stage, err, target=subject.describe() if subject else "", remedy=remedy)
+
+
+def vanished() -> SandboxUnavailable:
+    return SandboxUnavailable("the sandbox ended while it was set up", remedy="run: nsbox doctor")

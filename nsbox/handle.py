@@ -1,0 +1,249 @@
+"""What is held for a sandbox that runs, and how it is given back."""
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nsbox import janitor, secrets
+from nsbox._native import lib
+from nsbox.prepared import Prepared
+from nsbox.resources import cgroup, scratch
+from nsbox.resources.ids import SIZE, IdRanges
+from nsbox.secrets import Values
+
+if TYPE_CHECKING:
+    from nsbox.layers import Layer
+    from nsbox.masking import Masker
+    from nsbox.resources.egress import Egress
+
+
+class Handle:
+    """A sandbox that runs. Owns a pidfd, the control socket, three pipes and an id range; ``close`` ends all of it."""
+
+    is_command = False  #: whether the end of the control socket is the end of all that this stands for
+
+    def __init__(self, prepared: Prepared, started_at: float) -> None:
+        self.id = os.urandom(8).hex()
+        self.prepared = prepared
+        self.started_at = started_at  #: time.monotonic() when the launch was asked for
+        self.control = self.pidfd = self.stdout = self.stderr = self.stdin = -1
+        self.root_fd = self.scratch_fd = self.secrets_fd = -1  #: see NSB_PASS_ROOT
+        self.secrets = Values((), ())
+        self.revoked_at: dict[str, float] = {}  #: name of a secret → time.time() when it was taken away
+        self.on_revoked: Callable[[str, str], None] | None = None
+        self.pid = 0
+        self.cloned_at = 0.0
+        self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
+        self.cgroup: cgroup.Cgroup | None = None
+        self.layers: tuple[Layer, ...] = ()  #: of snapshots, beneath what this sandbox writes
+        self.merged: tuple[Layer, ...] = ()  #: copies of both as one, for who looks at all that has changed
+        self.egress: Egress | None = None
+        self.on_network: Callable[[str, dict[str, Any]], None] | None = None
+        self.scratch: scratch.Scratch | None = None
+        self._range: int | None = None
+        self._ranges: IdRanges | None = None
+
+    def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
+        """Send init a message; False when nobody is there any more."""
+        return self.control >= 0 and lib.nsb_tell(self.control, kind, value, op) >= 0
+
+    def abandon(self) -> None:
+        """End what cannot be watched any more."""
+        self.kill()
+
+    def masker(self) -> "Masker | None":
+        """For one stream of what comes out; None where there is nothing to mask."""
+        if not self.secrets.secrets:
+            return None
+        from nsbox.masking import Masker
+
+        return Masker(self.secrets.by_name())
+
+    def secret_variables(self) -> dict[str, str]:
+        """The secrets that a command which starts now gets as variables."""
+        found = self.secrets.environment()
+        return {name: value for name, value in found.items() if name not in self.revoked_at}
+
+    def _to_revoke(self) -> list[tuple[float, str]]:
+        limited = [secret for secret in self.secrets.secrets if secret.ttl is not None]
+        return [(self.started_at + (s.ttl or 0.0), s.name) for s in limited if s.name not in self.revoked_at]
+
+    def next_revocation(self) -> float | None:
+        """When the next secret's time is over (time.monotonic())."""
+        return min((at for at, _ in self._to_revoke()), default=None)
+
+    def revoke_secrets(self, now: float) -> None:
+        """Take away every secret whose time is over. One that was a variable stays in the processes that have it."""
+        for at, name in self._to_revoke():
+            if now >= at and self.secrets_fd >= 0:
+                if not secrets.revoke(self.secrets_fd, name):
+                    self.kill()  # rather no sandbox than one that keeps what it should not have
+                self.revoked_at[name] = time.time()
+                if self.on_revoked:
+                    self.on_revoked(name, "ttl")
+
+    def inside_id(self, host_id: int) -> int:
+        """The id inside of a file that the host sees as owned by ``host_id``."""
+        if self._range is not None and self._range <= host_id < self._range + SIZE:
+            return host_id - self._range
+        return self.prepared.plan.uid if host_id == self.prepared.host.uid else 65534
+
+    def alive(self) -> bool:
+        """Whether pid 1 inside still runs."""
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        return self.pidfd >= 0 and not waiter.poll(0)
+
+    def wait_until_gone(self) -> None:
+        """Wait for the end of pid 1, for at most a second."""
+        waiter = select.poll()
+        waiter.register(self.pidfd, select.POLLIN)
+        waiter.poll(1000)
+
+    def kill(self) -> None:
+        """SIGKILL pid 1 inside, and with it everything (pid_namespaces(7))."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close_stream(self, name: str) -> None:
+        """Close one of the descriptors, by name."""
+        fd = getattr(self, name)
+        setattr(self, name, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def close(self) -> None:
+        """End the sandbox if it still runs; what must wait for its last process is given back later. Idempotent."""
+        self.kill()
+        for name in ("stdin", "stdout", "stderr", "control"):
+            self.close_stream(name)
+        if (self.pidfd, self.cgroup, self.egress, self.scratch, self._range) != (-1, None, None, None, None):
+            janitor.later(GiveBack(self))
+
+    def release(self) -> None:
+        """Wait, for at most two seconds, until init is gone; then give back all that it had."""
+        gone = True
+        if self.pidfd >= 0:
+            waiter = select.poll()
+            waiter.register(self.pidfd, select.POLLIN)
+            gone = bool(waiter.poll(2000))
+        for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
+            self.close_stream(name)
+        # What is stuck in the kernel keeps its ids and files as long as this process lives; a sweep takes the files.
+        if gone and self._range is not None and self._ranges is not None:
+            self._ranges.give_back(self._range)
+        if self.cgroup is not None:
+            self.cgroup.release()
+        if self.egress is not None:
+            self.egress.close()
+        if gone and self.scratch is not None:
+            self.scratch.release()
+        self._range = self.cgroup = self.egress = self.scratch = None
+        tidy(self.prepared.host.state)
+
+
+class CommandHandle(Handle):
+    """A later command in a sandbox that stays. It owns its socket, its pipes and copies of the box's descriptors: the
+    box may be closed by another thread meanwhile."""
+
+    is_command = True
+
+    def __init__(self, box: Handle) -> None:
+        super().__init__(box.prepared, time.monotonic())
+        self._box = box
+        self.secrets, self.revoked_at = box.secrets, box.revoked_at
+        self.pid, self.cloned_at = box.pid, self.started_at
+        self._asked_again = False
+        self.pidfd = os.dup(box.pidfd)
+        self.scratch_fd = os.dup(box.scratch_fd)
+
+    def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
+        """Send the watcher a message, or init where everything inside is meant."""
+        return self._box.tell(kind, value, op) if op else super().tell(kind, value, op)
+
+    def _to_revoke(self) -> list[tuple[float, str]]:
+        return []  # they are the box's, which takes them away whether a command runs or not
+
+    def kill(self) -> None:
+        """The watcher was asked and did not answer: the payload has killed it, or stopped it, which can be mended. If
+        that does not help, the whole box goes."""
+        if self._asked_again or not self._box.tell(lib.NSB_MSG_SIGNAL, signal.SIGCONT, 1):
+            self.abandon()
+        self._asked_again = True
+
+    def abandon(self) -> None:
+        """SIGKILL pid 1 inside, and with it everything; it is gone in a moment."""
+        super().kill()
+        self.wait_until_gone()
+
+    def close(self) -> None:
+        """Close the socket, at which the watcher ends what is left of the command, and the rest. Idempotent."""
+        for name in ("stdin", "stdout", "stderr", "control", "pidfd", "scratch_fd"):
+            self.close_stream(name)
+
+
+_launches = itertools.count(1)
+
+
+def tidy(state: str) -> None:
+    """Between launches, off their path: collect what the dead left, once; make groups ahead, for those who go on."""
+    number = next(_launches)
+    if number == 1:
+        from nsbox.resources import sweep
+
+        sweep.sweep(state)
+    else:
+        cgroup.discover(state).refill()
+
+
+class GiveBack:
+    """What the janitor calls. It takes over all that a handle still owns, so that the handle is closed at once."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._owner = Handle(handle.prepared, handle.started_at)
+        for name in (
+            "pidfd",
+            "root_fd",
+            "scratch_fd",
+            "secrets_fd",
+            "cgroup",
+            "egress",
+            "scratch",
+            "_range",
+            "_ranges",
+        ):
+            setattr(self._owner, name, getattr(handle, name))
+        handle.pidfd = handle.root_fd = handle.scratch_fd = handle.secrets_fd = -1
+        handle.cgroup = handle.egress = handle.scratch = handle._range = None
+
+    def __call__(self) -> None:
+        self._owner.release()
+
+
+_ranges: IdRanges | None = None
+_ranges_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A forked child shares the open file description, and with it its parent's locks: it takes its own."""
+    global _ranges, _ranges_lock
+    if _ranges is not None:
+        _ranges.close()
+    _ranges, _ranges_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def id_ranges(state: str) -> IdRanges:
+    global _ranges
+    with _ranges_lock:
+        _ranges = _ranges or IdRanges(state)
+        return _ranges
