@@ -216,8 +216,8 @@ static void add_usage(struct nsb_msg *msg, const struct nsb_rusage *usage)
     msg->oublock = usage->oublock;
 }
 
-/* SIGKILL to every child that a subreaper has now. Grandchildren become children when their parents die. */
-static void kill_children(void)
+/* SIGKILL to every child that the caller has now. Grandchildren become children when their parents die. */
+void kill_children(void)
 {
     char text[4096];
     OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/thread-self/children", O_RDONLY | O_CLOEXEC);

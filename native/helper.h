@@ -95,6 +95,7 @@ int command_valid(const char *base, uint64_t size, const struct nsb_command *com
 int take_descriptors(struct command *c, const int *fds, unsigned n);
 long watch_signals(struct watcher *w);
 void start_command(struct watcher *w);
+void kill_children(void);
 NORETURN void watch(struct watcher *w);
 
 /* init.c */

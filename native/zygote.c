@@ -290,13 +290,15 @@ static long start(struct zygote *z)
     return z->signals < 0 ? z->signals : 0;
 }
 
-/* At the end every init sees end-of-file on the life pipe and ends; they are reaped here, so that a host whose pid 1
- * does not reap is left no zombie. */
+/* Nobody needs the sandboxes any more. They are killed and reaped here, so that a host whose pid 1 does not reap is left no
+ * zombie; one that is stuck in the kernel is left to its parent-death signal. */
 static NORETURN void finish(struct zygote *z)
 {
+    struct __kernel_timespec pause = {0, 2000000};
     nsb_close(z->life[1]);
-    while (NSB_CALL(__NR_wait4, -1, 0, NSB_WALL, 0) > 0)
-        ;
+    kill_children();
+    for (int i = 0; i < 500 && NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) >= 0; i++)
+        NSB_CALL(__NR_ppoll, 0, 0, &pause, 0, 0);
     nsb_exit(0);
 }
 

@@ -4,12 +4,15 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Callable
+from typing import TypeVar
 
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
 from nsbox.doctor.fact import Fact, as_root, number, read, sysctl
 from nsbox.doctor.identity import is_privileged
 
+T = TypeVar("T")
 _NETLINK_ROUTE, _NETLINK_NETFILTER = 0, 12
 _NLMSG_ERROR = 2
 _REQUEST, _ACK, _EXCL, _CREATE, _APPEND = 0x1, 0x4, 0x200, 0x400, 0x800
@@ -153,6 +156,56 @@ def ip_forward(setting: int | None, privileged: bool) -> Fact:
     return Fact("ip_forward", False, False, reason, sysctl("net.ipv4.ip_forward", 1))
 
 
+def find_uplinks() -> dict[str, str]:
+    """Family → interface that the host's default route leaves by. Raises OSError."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as links:
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links.get_links()}
+        found = {}
+        for family, word in ((socket.AF_INET, "IPv4"), (socket.AF_INET6, "IPv6")):
+            outputs = [route.get_attr("RTA_OIF") for route in links.get_default_routes(family=family)]
+            found.update({word: names.get(output, "several") for output in outputs[:1]})
+    return found
+
+
+def uplink(found: dict[str, str] | OSError) -> Fact:
+    if isinstance(found, OSError):
+        reason = f"the host's routes cannot be read: {found.strerror}"
+        return Fact("uplink", False, False, reason, "allow AF_NETLINK sockets in the filter around this process")
+    if found:
+        return Fact("uplink", True, ", ".join(f"{family} by {name}" for family, name in found.items()))
+    reason = "the host has no default route: filtered egress reaches no further than the networks it is attached to"
+    return Fact("uplink", False, False, reason, as_root("ip route add default via ADDRESS-OF-THE-ROUTER"))
+
+
+def forward_rules(dropping: list[str] | OSError, privileged: bool) -> Fact:
+    """``dropping``: nft tables of others that drop what the host forwards."""
+    if not privileged:
+        return Fact("forward_rules", True, _NOT_FOR_USERS)
+    if isinstance(dropping, OSError):
+        reason = f"nf_tables cannot be asked: {dropping.strerror}"
+        return Fact("forward_rules", False, False, reason, load_module("nf_tables"))
+    if not dropping:
+        return Fact("forward_rules", True, True)
+    reason = f"the nft table {dropping[0]} drops what the host forwards; the gateway is used instead of veth"
+    return Fact("forward_rules", False, False, reason, f"accept interfaces nsbx* in its forward chain ({dropping[0]})")
+
+
+def _asked(question: Callable[[], T]) -> T | OSError:
+    try:
+        return question()
+    except OSError as error:
+        return error
+
+
+def _dropping() -> list[str]:
+    from nsbox.resources import netlink, nft
+
+    with netlink.open_socket(_NETLINK_NETFILTER) as sock:
+        return nft.dropping_tables(sock, nft.FORWARD)
+
+
 def load_module(*names: str) -> str:
     """The command that loads kernel modules now and at each boot."""
     words = " ".join(names)
@@ -168,4 +221,6 @@ def facts(user_namespaces: bool) -> list[Fact]:
         if found[0].ok:
             found.append(nft_tproxy(attempt(_make_tproxy)))
     found.append(veth(attempt(_make_veth)) if privileged else Fact("veth", True, _NOT_FOR_USERS))
-    return [*found, ip_forward(number(read("/proc/sys/net/ipv4/ip_forward")), privileged)]
+    found.append(ip_forward(number(read("/proc/sys/net/ipv4/ip_forward")), privileged))
+    found.append(forward_rules(_asked(_dropping) if privileged else [], privileged))
+    return [*found, uplink(_asked(find_uplinks))]

@@ -1,5 +1,6 @@
 """Going back to an earlier state, and starting others from it: what is written, deleted, replaced; owners and modes."""
 
+import gc
 import io
 import os
 import tarfile
@@ -19,6 +20,13 @@ from nsbox.errors import SandboxUnavailable, SpecError
 from nsbox.snapshot import MAX_LAYERS, Snapshot
 
 LIST = "find . ! -name . -printf '%P %y %m %U %n %l\\n' | sort; find . -type f | sort | xargs -r cat 2>&1"
+
+
+@pytest.fixture(autouse=True)
+def nothing_held() -> Iterator[None]:
+    """An error that a test caught holds its frame, and with it the snapshots there, until they are collected."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ def test_what_was_written_deleted_and_replaced_comes_back(box: Sandbox) -> None:
     assert box.run(["cat", "/tmp/tmp"]).stdout == b"tmp\n"
     assert box.run(["stat", "-c", "%b", "sparse"]).stdout == b"0\n"
     box.run("echo more >> a; rm dir/new; rmdir dir; echo again > again").check()
-    assert box.run("cat hard; cat again; test -e dir").stdout == b"a\nmore\nagain\n"
+    assert box.run("cat a again; test -e dir").stdout == b"a\nmore\nagain\n"
     box.restore(snapshot)
     assert state(box) == before
 
@@ -109,7 +117,7 @@ def test_a_snapshot_while_commands_run(box: Sandbox) -> None:
 
 
 def test_pause_and_resume(box: Sandbox) -> None:
-    box.run("(while :; do date +%s%N > /tmp/now; done) >/dev/null 2>&1 &", background=True)
+    box.run("(while :; do echo >> /tmp/now; done) >/dev/null 2>&1 &", background=True)
     time.sleep(0.2)
     box.pause()
     first = box.read_file("/tmp/now")

@@ -490,6 +490,21 @@ def test_network_facts() -> None:
     assert "NET_ADMIN" in network.veth(FAILED).remedy
     assert network.ip_forward(0, privileged=False).ok
     assert "net.ipv4.ip_forward=1" in network.ip_forward(0, privileged=True).remedy
+    assert network.forward_rules(["docker"], privileged=False).ok
+    assert "docker" in network.forward_rules(["docker"], privileged=True).reason
+    assert network.forward_rules([], privileged=True).value is True
+    assert "nf_tables" in network.forward_rules(OSError(93, "x"), privileged=True).remedy
+    assert network.uplink({"IPv4": "eth0", "IPv6": "eth1"}).value == "IPv4 by eth0, IPv6 by eth1"
+    assert "ip route add default" in network.uplink({}).remedy
+    assert not network.uplink(OSError(97, "x")).ok
+
+
+def test_uplinks_of_this_host() -> None:
+    found = network.find_uplinks()
+    assert set(found) <= {"IPv4", "IPv6"}
+    with open("/proc/net/route", encoding="ascii") as file:
+        rows = [line.split() for line in file][1:]
+    assert ("IPv4" in found) == any((row[1], row[7]) == ("00000000", "00000000") for row in rows)
 
 
 # Attempts ---------------------------------------------------------------------------------------------------------
