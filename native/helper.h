@@ -75,7 +75,7 @@ long enter_root(struct launch *l);
 struct net_task {
     char stack[32768] __attribute__((aligned(16)));
     const struct nsb_plan *plan;
-    int control, running, ns, may_tell;
+    int control, proc, running, ns, may_tell;
     long err;
 };
 long net_start(struct net_task *task, const struct nsb_plan *plan, int control);

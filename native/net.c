@@ -29,9 +29,9 @@ static long loopback_up(void)
 
 /* Ports below 1024 are the sandbox's own as much as the others: nobody inside has CAP_NET_BIND_SERVICE. The setting belongs
  * to the network namespace of whoever opens it; a kernel without it is as strict as it always was. */
-static void allow_all_ports(void)
+static void allow_all_ports(int proc)
 {
-    OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/sys/net/ipv4/ip_unprivileged_port_start", O_WRONLY | O_CLOEXEC);
+    OWNED_FD fd = (int)NSB_CALL(__NR_openat, proc, "sys/net/ipv4/ip_unprivileged_port_start", O_WRONLY | O_CLOEXEC);
     if (fd >= 0)
         NSB_CALL(__NR_write, fd, "0", 1);
 }
@@ -107,19 +107,22 @@ static NORETURN void make_namespace(void *argument)
     task->err = NSB_CALL(__NR_unshare, CLONE_NEWNET);
     if (task->err == 0)
         task->err = loopback_up();
-    allow_all_ports();
+    allow_all_ports(task->proc);
     if (task->err == 0)
-        task->err = task->ns = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+        task->err = task->ns = (int)NSB_CALL(__NR_openat, task->proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
     if (task->err >= 0 && task->plan->n_nft)
         task->err = furnish(task);
     for (;;)
         NSB_CALL(__NR_exit, 0);
 }
 
-/* Must be called while the host's /proc is still in reach. */
+/* The thread goes on while init changes the root, which is every thread's: it reaches the host's /proc by descriptor. */
 long net_start(struct net_task *task, const struct nsb_plan *plan, int control)
 {
     const unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
+    task->proc = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (task->proc < 0)
+        return task->proc;
     task->plan = plan;
     task->control = control;
     task->running = 1;
@@ -141,6 +144,7 @@ long net_finish(struct net_task *task)
 {
     while (__atomic_load_n(&task->running, __ATOMIC_ACQUIRE))
         NSB_CALL(__NR_futex, &task->running, FUTEX_WAIT, 1, 0, 0, 0);
+    nsb_close(task->proc);
     if (task->err < 0)
         return task->err;
     long ret = NSB_CALL(__NR_setns, task->ns, CLONE_NEWNET);

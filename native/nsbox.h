@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 8, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 9, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
@@ -59,7 +59,8 @@ enum nsb_plan_flags {
 enum nsb_command_flags {
     NSB_STDIN = 1,         /* a descriptor for standard input; else it is the sandbox's /dev/null */
     NSB_TTY = 2,           /* a pseudo-terminal of the sandbox is the standard streams; its master comes with STARTED */
-    NSB_KEEP = 4           /* what the command leaves running lives on until the sandbox ends */
+    NSB_KEEP = 4,          /* what the command leaves running lives on until the sandbox ends */
+    NSB_CONNECT = 8        /* no program: a TCP socket that connects to `port` of the loopback comes with STARTED */
 };
 
 struct nsb_op { uint32_t kind, flags, src, dst, data, mode, uid, gid; uint64_t size, inodes; };
@@ -74,7 +75,7 @@ struct nsb_rule { uint32_t path, unused; uint64_t access; };
  * of its own. argv, envp: strings one after the other; pointers: room for argc + envc + 2 pointers; path: PATH for argv[0];
  * join: descriptors of cgroup v1 `tasks` files, last in the request. argc 0: nothing to start yet. */
 struct nsb_command {
-    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_join, unused;
+    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_join, port;
 };
 
 struct nsb_plan {
@@ -87,6 +88,7 @@ struct nsb_plan {
     uint32_t ops, n_ops, rlimits, n_rlimits, rules, n_rules, filter, n_filter;
     uint32_t scratch_dir, affinity, n_affinity; /* affinity: mask for sched_setaffinity(2), n bytes of it */
     uint32_t fault_stage;                    /* for tests: 1 + the stage that goes wrong; 0: none */
+    int32_t nice, ioprio;                    /* setpriority(2), ioprio_set(2); 0: as the caller's */
     int32_t fault;                           /* the -errno that it answers, or 1: it never comes back */
     uint32_t unused;
     uint32_t rtnl, n_rtnl, nft, n_nft;       /* netlink batches for the network namespace, in bytes */

@@ -34,9 +34,12 @@ long set_limits(const struct nsb_plan *plan)
         if (ret < 0)
             return ret;
     }
-    if (plan->n_affinity == 0)
-        return 0;
-    long ret = NSB_CALL(__NR_sched_setaffinity, 0, plan->n_affinity, plan_at((struct nsb_plan *)plan, plan->affinity));
+    long ret = plan->nice ? NSB_CALL(__NR_setpriority, 0, 0, plan->nice) : 0;
+    if (ret == 0 && plan->ioprio)
+        ret = NSB_CALL(__NR_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, plan->ioprio);
+    if (ret < 0 || plan->n_affinity == 0)
+        return ret;
+    ret = NSB_CALL(__NR_sched_setaffinity, 0, plan->n_affinity, plan_at((struct nsb_plan *)plan, plan->affinity));
     return ret < 0 ? ret : 0;
 }
 

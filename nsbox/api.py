@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsbox.crossing import Crossing, Review, target_of
 from nsbox.errors import CommandError, SpecError
@@ -10,6 +10,9 @@ from nsbox.launch import launch, prepare
 from nsbox.report import Result
 from nsbox.spec import Spec
 from nsbox.supervise import Run, drive
+
+if TYPE_CHECKING:
+    from nsbox.ports import Forward
 
 Argument = str | bytes | os.PathLike[str]
 
@@ -24,6 +27,7 @@ def run(
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
     tty: bool | Callable[[int], object] = False,
+    publish: Sequence[int | str] = (),
     log: Any = None,
     review: Review | None = None,
     **options: Any,
@@ -35,7 +39,8 @@ def run(
     of it, given with ``profile`` they win over it. A callback gets a stream as it comes, and that stream is then not
     kept. With ``tty`` its streams are one terminal of the sandbox, read as stdout; a callable is told the
     descriptor of its master, to set the size. ``log`` is where the boundary log goes: a path, a descriptor, a callable,
-    a logger. ``review`` is shown what changed as text before it is exported or applied, and says whether it may be. Raises SpecError for bad input,
+    a logger. ``publish`` are ports inside that ports of the host's loopback lead to meanwhile: PORT, HOST_PORT:PORT, or
+    PATH:PORT for a unix socket. ``review`` is shown what changed as text before it is exported or applied, and says whether it may be. Raises SpecError for bad input,
     HostError for a layer that the host lacks, SetupError for a step that failed, CommandError when the command cannot
     be executed, LogError when the log cannot be written; how the command itself ended is in the Result.
     """
@@ -50,7 +55,7 @@ def run(
     words = [os.fsdecode(item) for item in argv] if not isinstance(argv, str | bytes) else []
     crossing = Crossing(spec, words, target_of(spec, log), review)
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    handle = None
+    handle, forwards = None, list["Forward"]()
     try:
         handle = launch(
             prepare(spec),
@@ -70,6 +75,10 @@ def run(
             on_stderr=on_stderr,
             tty=tty,
         )
+        if publish:
+            from nsbox.ports import publish_all
+
+            forwards = publish_all(publish, handle, watch)
         drive([watch])
         if isinstance(watch.error, CommandError):
             watch.error.command = words[0]
@@ -82,6 +91,8 @@ def run(
         crossing.fail(error)
         raise
     finally:
+        for forward in forwards:
+            forward.close()
         if handle is not None:
             handle.close()
         crossing.close()

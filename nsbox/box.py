@@ -31,6 +31,7 @@ from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
     from nsbox.resources.egress import Egress
+    from nsbox.ports import Forward
     from nsbox.shell import Shell
     from nsbox.snapshot import Snapshot
 
@@ -58,6 +59,7 @@ class Sandbox:
         self._lock = threading.Lock()
         self._processes: set[Process] = set()
         self._stopped: set[int] = set()
+        self._forwards: list[Forward] = []
         self._oom_kills = 0
         self._layers = snapshot.layers if snapshot else ()
         self.started_at = time.time()
@@ -169,6 +171,17 @@ class Sandbox:
         process = self.popen(argv, tty=True, **options)
         process.resize(rows, columns)
         return process
+
+    def forward(self, port: int, listen: int | str | os.PathLike[str] = 0) -> "Forward":
+        """Have a port of the host's loopback (0: any that is free), or a unix socket, lead to a TCP port inside.
+
+        It ends with ``Forward.close`` or with the box. Raises SpecError, OSError where ``listen`` cannot be had."""
+        from nsbox.ports import Forward
+
+        self._open_handle()
+        made = Forward(self._open_handle, port, listen)
+        self._forwards.append(made)
+        return made
 
     def processes(self) -> list[int]:
         """The host pids of all that runs inside, init first."""
@@ -314,6 +327,9 @@ class Sandbox:
         handle.close()
         handle.layers = handle.merged = ()
         self._files = None
+        for forward in self._forwards:
+            forward.close()
+        self._forwards.clear()
         for process in list(self._processes):
             process.close()
 

@@ -124,14 +124,16 @@ def _run(
     if values.get("tty"):
         from nsbox import cli_shell
 
-        return cli_shell.run(spec, command, report, review, piped=bool(values.get("stdin")))
-    data = 0 if values.get("stdin") else None
+        return cli_shell.run(values, spec, command, report, review)
+    data, publish = 0 if values.get("stdin") else None, values.get("publish", ())
     if values.get("json"):
-        return api.run(command, spec, stdin=data, review=review)
+        return api.run(command, spec, stdin=data, review=review, publish=publish)
     timeout = spec.limits.timeout
     deadline = None if timeout is None else time.monotonic() + timeout
     out, err = (Output(fd, deadline, keep=report.wanted) for fd in (1, 2))
-    result = api.run(command, spec, stdin=data, on_stdout=out.write, on_stderr=err.write, review=review)
+    result = api.run(
+        command, spec, stdin=data, on_stdout=out.write, on_stderr=err.write, review=review, publish=publish
+    )
     if report.wanted:
         result.stdout, result.stderr = b"".join(out.kept or ()), b"".join(err.kept or ())
     return result

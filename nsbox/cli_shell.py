@@ -47,16 +47,17 @@ def shell(values: Mapping[str, Any]) -> int:
 
 
 def run(
-    spec: Spec, command: Sequence[str], report: "Report", review: "Review | None" = None, *, piped: bool = False
+    values: Mapping[str, Any], spec: Spec, command: Sequence[str], report: "Report", review: "Review | None"
 ) -> Result:
-    """One command on a terminal of the sandbox's own, joined to ours. ``piped``: input is passed on that is none."""
+    """One command on a terminal of the sandbox's own, joined to ours. What is no keyboard is passed on with --stdin."""
     if "TERM" not in spec.env and os.isatty(_SCREEN):
         spec = spec.replace(env={**spec.env, "TERM": os.environ.get("TERM", "dumb")})
     timeout = spec.limits.timeout
     screen = Output(_SCREEN, None if timeout is None else time.monotonic() + timeout, keep=report.wanted)
-    stdin = _KEYBOARD if piped or os.isatty(_KEYBOARD) else None
+    stdin = _KEYBOARD if values.get("stdin") or os.isatty(_KEYBOARD) else None
+    publish = values.get("publish", ())
     with _raw_terminal(_KEYBOARD) as follow:
-        result = api.run(command, spec, stdin=stdin, on_stdout=screen.write, tty=follow, review=review)
+        result = api.run(command, spec, stdin=stdin, on_stdout=screen.write, tty=follow, review=review, publish=publish)
     if report.wanted:
         result.stdout = b"".join(screen.kept or ())
     return result

@@ -65,12 +65,24 @@ class Compiled(NamedTuple):
     body: bytes
 
 
-def _affinity(count: int) -> bytes:
-    """A mask for sched_setaffinity(2) of ``count`` of the caller's processors, others for each sandbox compiled."""
+def _some(count: int) -> frozenset[int]:
+    """That many of the caller's processors, others for each sandbox compiled."""
     allowed = sorted(os.sched_getaffinity(0))
     start = random.randrange(len(allowed))
-    chosen = (allowed + allowed)[start : start + count]
-    return sum(1 << number for number in chosen).to_bytes(max(chosen) // 64 * 8 + 8, "little")
+    return frozenset((allowed + allowed)[start : start + count])
+
+
+def _mask(processors: frozenset[int]) -> bytes:
+    """A mask for sched_setaffinity(2)."""
+    return sum(1 << number for number in processors).to_bytes(max(processors) // 64 * 8 + 8, "little")
+
+
+def _ioprio(text: str | None) -> int:
+    """The class and level of ioprio_set(2); 0: none."""
+    if text is None:
+        return 0
+    name, _, level = text.partition(":")
+    return (3 << 13) if name == "idle" else (2 << 13) | int(level or 4)
 
 
 def _write_network(header: Any, writer: Writer, net: NetPlan) -> None:
@@ -106,9 +118,10 @@ def compile_plan(plan: Plan, skeleton: str, program: bytes, net: NetPlan | None 
     header.filter, header.n_filter = writer.array(program), len(program) // 8
     if net is not None:
         _write_network(header, writer, net)
-    if plan.limits.pinned:
-        mask = _affinity(plan.limits.pinned)
+    if plan.limits.pinned or plan.limits.cpuset:
+        mask = _mask(plan.limits.cpuset or _some(plan.limits.pinned))
         header.affinity, header.n_affinity = writer.array(mask), len(mask)
+    header.nice, header.ioprio = plan.nice, _ioprio(plan.ionice)
     header.staging, header.hostname = writer.string(plan.staging), writer.string(plan.hostname)
     header.scratch_size, header.scratch_inodes = plan.scratch_size, plan.scratch_inodes
     header.flags = (
@@ -150,6 +163,7 @@ class Command(NamedTuple):
     cwd: str
     flags: int = 0
     n_join: int = 0
+    port: int = 0  #: with NSB_CONNECT
 
 
 def command(
@@ -172,6 +186,8 @@ def _write_command(out: Any, writer: Writer, what: Command) -> None:
     out.envp, out.envc = (writer.strings(variables) if variables else 0), len(variables)
     out.cwd, out.path = writer.string(what.cwd), writer.string(what.env.get("PATH", DEFAULT_PATH))
     out.flags, out.n_join = what.flags, what.n_join
+    if what.port:
+        out.port = what.port
     out.pointers = writer.array(bytes(8 * (len(argv) + len(variables) + 2)))
     writer.body += bytes(8)
 

@@ -111,6 +111,16 @@ def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) 
         return _launch(prepare(prepared.spec), argv, **options)
 
 
+def _io_max(prepared: Prepared) -> tuple[cgroup.IoMax, ...]:
+    """The bandwidth limit, for each disk that something of the sandbox is on."""
+    rate, plan = prepared.plan.limits.io, prepared.plan
+    if rate is None:
+        return ()
+    paths = [source.path for source in plan.sources] + [path for path in (plan.scratch,) if path != "tmpfs"]
+    devices = {device for path in ("/usr", *paths) if (device := probe.block_device(path))}
+    return tuple(cgroup.IoMax(device, rate, rate) for device in sorted(devices))
+
+
 def _launch(
     prepared: Prepared,
     argv: Sequence[Argument] | None,
@@ -134,7 +144,7 @@ def _launch(
         ids = _ids(prepared, handle._range)
         limits = plan.limits
         if limits.cgroup:
-            wanted = cgroup.Wanted(limits.memory, limits.pids, limits.cpus)
+            wanted = cgroup.Wanted(limits.memory, limits.pids, limits.cpus, _io_max(prepared))
             handle.cgroup = cgroup.discover(prepared.host.state).make(wanted, "sandbox")
         join, into = (handle.cgroup.join, handle.cgroup.into) if handle.cgroup else ((), -1)
         flags = (lib.NSB_STDIN if stdin else 0) | (lib.NSB_TTY if tty else 0)

@@ -43,7 +43,7 @@ def _check_sources(plan: Plan) -> None:
 def program_of(spec: Spec, plan: Plan) -> bytes:
     """The seccomp filter that a plan wants."""
     # Where the share of processors is held by pinning, nobody inside may pin itself elsewhere.
-    deny = ("sched_setaffinity",) if plan.limits.pinned else ()
+    deny = ("sched_setaffinity",) if plan.limits.pinned or plan.limits.cpuset else ()
     return cached_filter(plan.seccomp, extra_deny=deny, set_id=not spec.rw)
 
 

@@ -25,8 +25,27 @@ class Host(NamedTuple):
     trees: tuple[str, ...]  #: those that are directories of their own
     proc: frozenset[str]  #: entries of /proc that are not processes
     idmap: bool  #: whether the state directory's file system takes idmapped mounts; assumed until a launch says no
-    processors: int  #: that the caller may run on
+    allowed: frozenset[int]  #: processors that the caller may run on
     state: str  #: directory for run-time state, private to the caller
+
+    @property
+    def processors(self) -> int:
+        """How many processors the caller may run on."""
+        return len(self.allowed)
+
+
+def block_device(path: str) -> str | None:
+    """``major:minor`` of the disk that a path's file system is on, as io.max wants it; None where there is none."""
+    number = os.stat(path).st_dev
+    entry = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    if not os.path.isdir(entry):
+        return None
+    whole = os.path.dirname(os.path.realpath(entry)) if os.path.exists(f"{entry}/partition") else entry
+    try:
+        with open(f"{whole}/dev", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
 
 
 def kernel_version(release: str) -> tuple[int, int]:
@@ -74,8 +93,12 @@ def usr_layout() -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
 def state_directory() -> str:
     """/run/nsbox for root, $XDG_RUNTIME_DIR/nsbox for users; made with mode 0700, refused when anybody else owns it."""
     uid = os.geteuid()
+    # Root of a user namespace of its own has no /run to write to, and is an ordinary user here.
+    root = uid == 0 and (
+        os.access("/run/nsbox", os.W_OK) or (not os.path.exists("/run/nsbox") and os.access("/run", os.W_OK))
+    )
     runtime = os.environ.get("XDG_RUNTIME_DIR", "") or f"/run/user/{uid}"
-    if uid == 0:
+    if root:
         path = "/run/nsbox"
     elif os.path.isabs(runtime) and os.access(runtime, os.W_OK):
         path = os.path.join(runtime, "nsbox")
@@ -134,7 +157,7 @@ def _host(uid: int, gid: int, pid: int) -> Host:
         trees=trees,
         proc=frozenset(name for name in os.listdir("/proc") if not name.isdigit()),
         idmap=_idmap,
-        processors=len(os.sched_getaffinity(0)),
+        allowed=frozenset(os.sched_getaffinity(0)),
         state=state_directory(),
     )
 

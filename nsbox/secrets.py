@@ -37,7 +37,8 @@ class Secret(NamedTuple):
     mode: int = 0o400
 
     def __repr__(self) -> str:
-        source = "value" if self.value is not None else f"env:{self.env}" if self.env else f"file:{self.file}"
+        named = (f"{kind}:{where}" for kind, where in (("env", self.env), ("file", self.file)) if where)
+        source = next(named, "call" if self.value is None else "value")
         return f"Secret({self.name!r}, {source}, deliver={self.deliver!r}, ttl={self.ttl})"
 
     def written(self) -> dict[str, Any]:
@@ -107,6 +108,9 @@ class Values(NamedTuple):
 
     secrets: tuple[Secret, ...]
     values: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"Values({[secret.name for secret in self.secrets]})"
 
     def by_name(self) -> dict[str, bytes]:
         """name → value, for masking."""

@@ -111,6 +111,7 @@ class Limits:
     timeout: float | None = 30.0  #: seconds of wall clock
     cpu_time: float | None = 30.0  #: seconds of processor time, summed
     output: int | None = 10 << 20  #: bytes kept of each output stream
+    io: int | None = None  #: bytes a second, read and written each, of the block devices behind what may be written
     lifetime: float | None = 3600.0  #: seconds that a sandbox which stays (``Sandbox``) may exist
     net_connections: int | None = 512  #: open at once by filtered egress, flows of UDP among them
     net_bytes: int | None = 1 << 30  #: bytes sent by filtered egress, in the sandbox's life
@@ -123,6 +124,7 @@ _LIMIT_PARSERS = {
     **dict.fromkeys(("timeout", "cpu_time", "lifetime"), units.seconds),
     "cpus": units.share,
     "net_rate": units.rate,
+    "io": units.size,
 }
 
 
@@ -206,6 +208,11 @@ class Spec:
     net_connections: Any = 512
     net_bytes: Any = 1 << 30
     net_rate: Any = 1000.0
+    io: Any = units.UNLIMITED
+    nice: int = 0
+    ionice: str | None = None
+    cpuset: str | None = None
+    grace: Any = 0.0
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -234,7 +241,9 @@ class Spec:
         for name, parse in _LIMIT_PARSERS.items():
             value = parse(name, getattr(self, name))
             put(self, name, units.UNLIMITED if value is None else value)
+        put(self, "grace", 0.0 if self.grace in (0, "0", "0s") else units.seconds("grace", self.grace) or 0.0)
         self._check()
+        self._check_priorities()
 
     def _check(self) -> None:
         if self.net not in NETWORKS:
@@ -266,6 +275,26 @@ class Spec:
         for target in targets:
             if targets.count(target) > 1:
                 raise SpecError(f"mounts: {target!r} is the place of more than one mount; give each its own")
+
+    def _check_priorities(self) -> None:
+        if not isinstance(self.nice, int) or not 0 <= self.nice <= 19:
+            raise SpecError(f"nice: must be a number from 0 to 19, not {self.nice!r}; only root could go below 0")
+        if self.ionice is not None and not re.fullmatch(r"idle|best-effort(:[0-7])?", str(self.ionice)):
+            raise SpecError(f"ionice: {self.ionice!r} is not idle, best-effort or best-effort:0 to best-effort:7")
+        if self.cpuset is not None:
+            self.processors()
+
+    def processors(self) -> frozenset[int]:
+        """The processors that ``cpuset`` names, as cpuset(7) lists them: ``0-2,5``. Raises SpecError."""
+        found: set[int] = set()
+        for part in str(self.cpuset or "").split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) > 8191:
+                raise SpecError(f"cpuset: {self.cpuset!r} is not a list of processors such as 0-2,5")
+            found |= set(range(int(first), int(last or first) + 1))
+        if not found:
+            raise SpecError(f"cpuset: {self.cpuset!r} names no processor")
+        return frozenset(found)
 
     @property
     def limits(self) -> Limits:

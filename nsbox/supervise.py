@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,7 @@ class Run:
         self._input = memoryview(b"" if isinstance(stdin, int) or stdin is None else stdin)
         self._tty, self._hung = tty, False  #: a terminal is expected; a callable is told its master
         self._kill_at: float | None = None
+        self._term_until: float | None = None  #: 0 once the grace is over
         self._ended = self._gone = False
         self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
         self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 5)
@@ -146,13 +148,28 @@ class Run:
 
     def next_time(self) -> float | None:
         """When ``on_time`` must be called at the latest (time.monotonic())."""
-        times = [self.deadline, self._kill_at, self.enforcer.next_time(), self.handle.next_revocation()]
+        times = [
+            self.deadline,
+            self._kill_at,
+            self._term_until or None,
+            self.enforcer.next_time(),
+            self.handle.next_revocation(),
+        ]
         return min((t for t in times if t is not None), default=None)
 
     def stop(self, reason: str) -> None:
-        """Have everything inside killed; init reports what was used, or is itself killed after a grace time."""
+        """Have everything inside killed; init reports what was used, or is itself killed after a grace time.
+
+        Where the Spec has a grace, the payload gets SIGTERM first, and that time to end by itself.
+        """
         if self.reason is None:
             self.reason = reason
+        grace = self.handle.prepared.spec.grace
+        if grace and self._term_until is None and reason in ("timeout", "cpu_time", "cancelled"):
+            self._term_until = time.monotonic() + grace
+            self.handle.tell(lib.NSB_MSG_SIGNAL, signal.SIGTERM)
+            return
+        self._term_until = 0.0
         if self._kill_at is None:
             self._kill_at = time.monotonic() + GRACE
             if not self.handle.tell(lib.NSB_MSG_KILL):
@@ -165,6 +182,8 @@ class Run:
             self.enforcer.hit("timeout", self.timeout)
             self.stop("timeout")
         self.handle.revoke_secrets(now)
+        if self._term_until and now >= self._term_until:
+            self.stop(self.reason or "timeout")
         exceeded = self.enforcer.on_time(now)
         if exceeded:
             self.stop(exceeded)

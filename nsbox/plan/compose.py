@@ -66,6 +66,8 @@ class Plan(NamedTuple):
     cwd: str
     env: dict[str, str]
     limits: LimitPlan
+    nice: int
+    ionice: str | None
     landlock: landlock.Ruleset
     seccomp: str
     scratch: str
@@ -243,6 +245,9 @@ def make_plan(
     free = spec.uid == 0 or spec.root != "host"
     rules = landlock.ruleset(host.landlock_abi if confine else 0, ["/", "/dev"] if free else writable)
     limits = plan_limits(spec, controllers, host.processors)
+    if limits.cpuset and not limits.cpuset <= host.allowed:
+        have = ",".join(map(str, sorted(host.allowed)))
+        raise HostError(f"cpuset: {spec.cpuset} is more than this process may use", remedy=f"choose from {have}")
     enforced = _enforced(spec, rules, host) | limits.enforced
     if egress:
         how = f"{egress.path}: nftables in the sandbox's own namespace, {len(spec.allow)} rules"
@@ -270,6 +275,8 @@ def make_plan(
         cwd=spec.cwd or work or home,
         env=_environment(spec, user, home),
         limits=limits,
+        nice=spec.nice,
+        ionice=spec.ionice,
         landlock=rules,
         seccomp=spec.seccomp,
         scratch=spec.scratch if spec.scratch == "tmpfs" else _absolute(spec.scratch),

@@ -28,6 +28,8 @@ class LimitPlan(NamedTuple):
     cpus: float | None
     watch: frozenset[str]  #: of memory, pids, cpus, cpu_time, disk
     pinned: int  #: number of processors that the sandbox is pinned to; 0: not pinned
+    cpuset: frozenset[int]  #: the very processors, by choice; empty: any
+    io: int | None  #: bytes a second for a cgroup
     scratch_size: int  #: bytes of the scratch tmpfs; 0: no limit
     rlimits: tuple[tuple[int, int, int], ...]
     enforced: dict[str, dict[str, str]]
@@ -36,7 +38,7 @@ class LimitPlan(NamedTuple):
     @property
     def cgroup(self) -> bool:
         """Whether a cgroup is wanted."""
-        return (self.memory, self.pids, self.cpus) != (None, None, None)
+        return (self.memory, self.pids, self.cpus, self.io) != (None, None, None, None)
 
 
 _WATCHED = {
@@ -109,6 +111,11 @@ def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitP
             "how": "size of the scratch directory and of files removed from it, looked at every second",
         }
     enforced["io"] = {"strength": "none", "how": "no limit asked for"}
+    if limits.io is not None:
+        available, how, remedy = controllers["io"]
+        if not available and "io" not in spec.degrade:
+            raise HostError(f"io: the bandwidth of devices cannot be limited here: {how}", remedy=remedy)
+        enforced["io"] = {"strength": "kernel" if available else "none", "how": how}
     pids = by_kernel.get("pids")
     # What lies in a tmpfs is memory. A cgroup counts it as such; where there is none, the size of the tmpfs is the
     # bound.
@@ -118,7 +125,9 @@ def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitP
         pids=None if pids is None else int(pids) + 1,  # init is counted, and is not the caller's
         cpus=by_kernel.get("cpu"),
         watch=frozenset(watch),
-        pinned=pinned if pinned < processors else 0,
+        pinned=pinned if pinned < processors and not spec.cpuset else 0,
+        cpuset=spec.processors() if spec.cpuset else frozenset(),
+        io=limits.io if limits.io is not None and controllers["io"][0] else None,
         scratch_size=min((size for size in sizes if size is not None), default=0),
         rlimits=_rlimits(limits, watch),
         enforced=enforced,

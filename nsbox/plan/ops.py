@@ -3,7 +3,21 @@
 from typing import NamedTuple
 
 # The numbers are those of native/nsbox.h; tests/native compares them with what the compiled module says.
-KINDS = ("lower", "overlay", "bind", "tmpfs", "secrets", "scratch", "proc", "dev", "mask", "upper", "dir", "file", "symlink")
+KINDS = (
+    "lower",
+    "overlay",
+    "bind",
+    "tmpfs",
+    "secrets",
+    "scratch",
+    "proc",
+    "dev",
+    "mask",
+    "upper",
+    "dir",
+    "file",
+    "symlink",
+)
 READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, DIRECTORY = 1, 2, 4, 8, 16, 32
 
 #: stands for the made-up part of the root, which is prepared on disk before the launch

@@ -346,9 +346,9 @@ def test_S08_no_user_namespaces_means_no_sandbox() -> None:
     code = """
     import ctypes, os
     libc = ctypes.CDLL(None, use_errno=True)
-    uid = os.getuid()
+    uid, gid = os.getuid(), os.getgid()
     assert libc.unshare(0x10000000) == 0
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {os.getgid()} 1")):
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         try: open(f"/proc/self/{name}", "w").write(text)
         except OSError: pass
     open("/proc/sys/user/max_user_namespaces", "w").write("0")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import nsbox
-from nsbox import launch as launching
+from nsbox import prepared
 from nsbox.errors import HostError
 from nsbox.resources import cgroup
 from nsbox.resources.cgroup_find import look
@@ -37,10 +37,10 @@ def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     if request.param == "found":
         yield HELD
         return
-    launching._prepare.cache_clear()
+    prepared._prepare.cache_clear()
     monkeypatch.setattr(cgroup.Hierarchy, "strength", lambda *_: REFUSAL)
     yield set()
-    launching._prepare.cache_clear()
+    prepared._prepare.cache_clear()
 
 
 def python(code: str, **options: object) -> nsbox.Result:

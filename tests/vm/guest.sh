@@ -44,7 +44,10 @@ mkdir -p /mnt/memory
 mount -t tmpfs -o mode=1777 tmpfs /mnt/memory
 if command -v mkfs.ext4 >/dev/null && mkfs.ext4 -q /dev/vda; then
     mkdir -p /mnt/disk
-    mount -t ext4 /dev/vda /mnt/disk && chmod 1777 /mnt/disk
+    mount -t ext4 /dev/vda /mnt/disk
+    mkdir -m 1777 /mnt/disk/var-tmp
+    mount --bind /mnt/disk/var-tmp /var/tmp
+    chmod 1777 /mnt/disk
 fi
 
 cd "$vm_directory" || exit

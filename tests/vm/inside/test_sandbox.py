@@ -6,6 +6,7 @@ Emulation is some twenty times slower than a processor, so time limits are long 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -207,6 +208,19 @@ def test_workspace_directories_come_and_go(source: tuple[Path, bool]) -> None:
     result = shell("rm -r sub && mkdir sub && ls sub && mv sub other && ls", workspace=folder)
     assert result.ok, result.stderr_text
     assert result.stdout == b"other\n"
+
+
+@pytest.mark.root
+def test_workspace_where_var_tmp_is_an_overlay() -> None:
+    """As in a container: there, before Linux 6.6, directories cannot be removed, but everything else works."""
+    if not os.path.ismount("/var/tmp"):
+        pytest.skip("no disk: mkfs.ext4 is not installed")
+    with tempfile.TemporaryDirectory(dir="/mnt/disk") as name:
+        Path(name, "file").write_text("hello\n")
+        code = f"import nsbox; print(nsbox.run(['cat', 'file'], workspace={name!r}).check().stdout_text)"
+        command = ["unshare", "--mount", "sh", "-c", 'umount /var/tmp && exec "$@"', "sh", sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "hello", done.stderr
 
 
 def test_the_same_with_scratch_on_disk() -> None:

@@ -1,0 +1,308 @@
+"""What filtered egress costs: throughput, round trips, new connections and start, against the bare host path.
+
+    python benchmarks/network.py [--rounds N] [--starts N] [--json FILE]
+
+The program makes its own host and world, two network namespaces joined by a veth pair, so that no packet leaves the
+machine and no setting of it is changed. The same client talks to the same server from the host and from sandboxes on
+each path, in turns. Run it as root (gateway and veth) and as an ordinary user (gateway).
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import _common
+
+HOST, WORLD, PORT = "198.51.100.1", "203.0.113.5", 9000
+BASELINE = "host"
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+METRICS = {
+    "up_gbit": "sent, Gbit/s",
+    "down_gbit": "received, Gbit/s",
+    "tcp_us": "round trip TCP, µs",
+    "udp_us": "round trip UDP, µs",
+    "connections": "new connections/s",
+}
+
+# One connection of each kind after the other; prints the figures as JSON.
+CLIENT = """
+import json, socket, sys, time
+where, size, trips, many = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+def connect(word):
+    s = socket.create_connection(where, 10); s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1); s.send(word)
+    return s
+out, block = {}, bytearray(1 << 18)
+s, began = connect(b"S"), time.perf_counter()
+for _ in range(size >> 18): s.sendall(block)
+s.shutdown(socket.SHUT_WR); s.recv(1)
+out["up_gbit"] = size * 8e-9 / (time.perf_counter() - began)
+s, began, got = connect(b"G%15d" % size), time.perf_counter(), 0
+while count := s.recv_into(block): got += count
+out["down_gbit"] = got * 8e-9 / (time.perf_counter() - began)
+def trip(s):
+    times = []
+    for _ in range(trips):
+        began = time.perf_counter(); s.send(b"ping"); s.recv(64); times.append(time.perf_counter() - began)
+    return sorted(times)[trips // 2] * 1e6
+out["tcp_us"] = trip(connect(b"R"))
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(where); s.settimeout(5)
+out["udp_us"] = trip(s)
+began = time.perf_counter()
+for _ in range(many):
+    s = connect(b"C"); s.recv(1); s.close()
+out["connections"] = many / (time.perf_counter() - began)
+print(json.dumps(out))
+"""
+
+
+def unshare(flags: int) -> None:
+    """unshare(2), which os has from Python 3.12 on. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).unshare(flags):
+        code = ctypes.get_errno()
+        raise OSError(code, f"unshare: {os.strerror(code)}")
+
+
+def serve_one(client: socket.socket) -> None:
+    """S: take everything; G: send so many bytes; R: answer each message; C: one byte."""
+    buffer = bytearray(1 << 18)
+    with client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        word = client.recv(1)
+        if word == b"S":
+            while client.recv_into(buffer):
+                pass
+            client.send(b"k")
+        elif word == b"G":
+            left = int(client.recv(15, socket.MSG_WAITALL))
+            while left > 0:
+                left -= client.send(memoryview(buffer)[: min(left, len(buffer))])
+        elif word == b"R":
+            while client.recv(64):
+                client.send(b"pong")
+        else:
+            client.send(b"x")
+
+
+def serve(ready: int) -> None:
+    """The world's server, for ever; says so on ``ready`` once it listens."""
+    listener = socket.create_server(("", PORT), backlog=1024)
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind((WORLD, PORT))  # answers come from the address that was asked
+
+    def answer() -> None:
+        while True:
+            data, peer = datagrams.recvfrom(64)
+            datagrams.sendto(data, peer)
+
+    threading.Thread(target=answer, daemon=True).start()
+    os.write(ready, b"1")
+    while True:
+        client, _ = listener.accept()
+        threading.Thread(target=serve_one, args=(client,), daemon=True).start()
+
+
+def start_world() -> int:
+    """The pid of a process in a network namespace of its own that serves once it is told that its links are there."""
+    asked, told = os.pipe()
+    listens, ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            unshare(CLONE_NEWNET)
+            os.write(ready, b"0")
+            os.read(asked, 1)
+            configure_world()
+            serve(ready)
+        finally:
+            os._exit(1)
+    os.read(listens, 1)
+    configure_host(pid)
+    os.write(told, b"1")
+    if os.read(listens, 1) != b"1":
+        raise RuntimeError("the world could not be made")
+    for fd in (asked, told, listens, ready):
+        os.close(fd)
+    return pid
+
+
+def configure_world() -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as links:
+        for name in ("lo", "up0"):
+            links.link("set", index=links.link_lookup(ifname=name)[0], state="up")
+        links.addr("add", index=links.link_lookup(ifname="lo")[0], address=WORLD, prefixlen=32)
+        links.addr("add", index=links.link_lookup(ifname="up0")[0], address="198.51.100.2", prefixlen=24)
+
+
+def configure_host(world: int) -> None:
+    from pyroute2 import IPRoute
+
+    with IPRoute() as links:
+        links.link("add", ifname="wan0", kind="veth", peer={"ifname": "up0", "net_ns_pid": world})
+        for name in ("lo", "wan0"):
+            links.link("set", index=links.link_lookup(ifname=name)[0], state="up")
+        links.addr("add", index=links.link_lookup(ifname="wan0")[0], address=HOST, prefixlen=24)
+        links.route("add", dst="default", gateway="198.51.100.2")
+    if os.geteuid() == 0:
+        with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as setting:  # of this namespace
+            setting.write("1")
+
+
+def enter_host() -> None:
+    """This process goes to network (and, for an ordinary user, user) namespaces of its own."""
+    if os.geteuid():
+        uid, gid = os.geteuid(), os.getegid()
+        unshare(CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+    unshare(CLONE_NEWNET)
+
+
+def words(mebibytes: int, trips: int, connections: int) -> list[str]:
+    """The client's command line."""
+    return [PYTHON, "-c", CLIENT, WORLD, str(PORT), str(mebibytes << 20), str(trips), str(connections)]
+
+
+def from_host(argv: list[str]) -> dict[str, float]:
+    found: dict[str, float] = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def spec_for(path: str) -> Any:
+    """A Spec with egress by that path and nothing that slows the client down; "none" has no network."""
+    import nsbox
+
+    allow = () if path == "none" else (WORLD, f"{WORLD}/udp")
+    limits = dict.fromkeys(("net_connections", "net_bytes", "net_rate", "cpus", "cpu_time", "timeout"), "unlimited")
+    return nsbox.Spec(allow=allow, net_path="auto" if path == "none" else path, **limits)
+
+
+def from_sandbox(path: str, argv: list[str]) -> dict[str, float]:
+    import nsbox
+
+    result = nsbox.run(argv, spec_for(path))
+    if not result.ok:
+        raise RuntimeError(f"{path}: {result!r} {result.stderr_text}")
+    found: dict[str, float] = json.loads(result.stdout)
+    return found
+
+
+def traffic(paths: list[str], rounds: int, argv: list[str]) -> dict[str, dict[str, float]]:
+    """Medians of each figure on each path, and as a share of the host's."""
+    subjects: dict[str, Callable[[], dict[str, float]]] = {BASELINE: lambda: from_host(argv)}
+    subjects |= {path: (lambda path=path: from_sandbox(path, argv)) for path in paths}  # type: ignore[misc]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in subjects}
+    order, draw = list(subjects), random.Random(1)
+    for _ in range(rounds):
+        draw.shuffle(order)
+        for name in order:
+            found[name].append(subjects[name]())
+    medians = {name: {key: _common.median([row[key] for row in rows]) for key in METRICS} for name, rows in found.items()}
+    return {name: {key: round(value, 2) for key, value in row.items()} for name, row in medians.items()}
+
+
+def starts(paths: list[str], runs: int) -> tuple[dict[str, Any], _common.Samples]:
+    """What a sandbox costs with egress on each path, against the same without; and posix_spawn, to judge the machine."""
+    import nsbox
+
+    def start(path: str) -> Callable[[], object]:
+        spec = spec_for(path)
+
+        def once() -> None:
+            if not nsbox.run(["/bin/true"], spec).ok:
+                raise RuntimeError(f"/bin/true with {path}")
+
+        return once
+
+    subjects = {name: start(name) for name in ("none", *paths)}
+    samples = _common.measure({**subjects, "posix_spawn": lambda: _common.spawn(["/bin/true"])}, runs, 10)
+    return {name: _common.summary(samples[name], samples["none"]) for name in subjects}, samples["posix_spawn"]
+
+
+def benchmark(rounds: int, runs: int, mebibytes: int, trips: int, connections: int) -> dict[str, Any]:
+    """Everything that the JSON file holds."""
+    quiet = _common.Quiet()
+    enter_host()
+    world = start_world()
+    try:
+        paths = ["gateway", "veth"] if os.geteuid() == 0 else ["gateway"]
+        costs, baseline = starts(paths, runs)
+        figures = traffic(paths, rounds, words(mebibytes, trips, connections))
+    finally:
+        os.kill(world, signal.SIGKILL)
+        os.waitpid(world, 0)
+    return {
+        "benchmark": "network",
+        "host": _common.host_facts(),
+        "options": {"rounds": rounds, "starts": runs, "mib": mebibytes, "trips": trips, "connections": connections},
+        "quiet": quiet.report(baseline),
+        "traffic": figures,
+        "start": costs,
+    }
+
+
+def traffic_table(report: dict[str, Any]) -> str:
+    """The figures, each with its ratio to the host's."""
+    names = list(report["traffic"])
+    rows = []
+    for key, text in METRICS.items():
+        host = report["traffic"][BASELINE][key]
+        cells = [f"{report['traffic'][name][key]:.1f} ({report['traffic'][name][key] / host:.2f})" for name in names]
+        rows.append([text, *cells])
+    return _common.table(["", *names], rows)
+
+
+def start_table(report: dict[str, Any]) -> str:
+    rows = []
+    for name, row in report["start"].items():
+        interval = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}" if name != "none" else ""
+        rows.append([name, f"{row['p50_us']:.0f}", f"{row['p95_us']:.0f}", f"{row['ratio']:.2f}", interval])
+    return _common.table(["/bin/true with egress", "p50 µs", "p95 µs", "× none", "95 % interval"], rows)
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report for people."""
+    host = report["host"]
+    print(f"{host['cpu']}, {host['cores']} cores, Linux {host['kernel']}, as {host['user']}\n")
+    print(traffic_table(report), start_table(report), sep="\n\n")
+    for warning in report["quiet"]["warnings"]:
+        print(f"\nwarning: {warning}; the figures are of little use")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What filtered egress costs, against the bare host path.")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of traffic (default: %(default)s)")
+    parser.add_argument("--starts", type=int, default=200, metavar="N", help="rounds of starts (default: %(default)s)")
+    parser.add_argument("--mib", type=int, default=512, metavar="N", help="MiB each way (default: %(default)s)")
+    parser.add_argument("--trips", type=int, default=5000, metavar="N", help="round trips (default: %(default)s)")
+    parser.add_argument("--connections", type=int, default=1000, metavar="N", help="connections (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the report there as well")
+    args = parser.parse_args(arguments)
+    if min(args.rounds, args.mib, args.trips, args.connections) < 1 or args.starts < 2:
+        parser.error("every number must be at least 1, and --starts at least 2")
+    if not shutil.which("true", path="/bin"):
+        parser.error("/bin/true is missing")
+    report = benchmark(args.rounds, args.starts, args.mib, args.trips, args.connections)
+    show(report)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
