@@ -21,8 +21,8 @@ _thread: threading.Thread | None = None
 
 
 def at(when: float, job: Job) -> int:
-    """Have ``job`` called at ``when`` (time.monotonic()), by another thread; what it raises is dropped. The answer is for
-    ``cancel``."""
+    """Have ``job`` called at ``when`` (time.monotonic()), by another thread; what it raises is dropped. The answer is
+    for ``cancel``."""
     global _thread
     with _wake:
         number = next(_numbers)

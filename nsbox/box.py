@@ -282,7 +282,7 @@ class Sandbox:
         force: bool = False,
         allow_trusted: Collection[str] | bool = (),
     ) -> Applied:
-        """Write changes, those at or beneath ``paths`` if given, back into the workspace; see ``nsbox.transfer.apply``."""
+        """Write changes, or those at or beneath ``paths``, back into the workspace; see ``nsbox.transfer.apply``."""
         return self._crossing.apply(self._open_handle(), paths, force, allow_trusted)
 
     def allow(self, *rules: str) -> None:

@@ -1,4 +1,4 @@
-"""What crosses the boundary of a sandbox that stays: its record, its changes, and the ends of its secrets and its own."""
+"""What crosses the boundary of a sandbox that stays: its record, its changes, the ends of its secrets and its own."""
 
 import os
 import time
@@ -153,7 +153,7 @@ class BoxCrossing(Crossing):
         """Tell the log what was done with each change. Raises LogError."""
         if self.record is None:
             return
-        verdicts = {path: (action, "") for path in done}
+        verdicts = dict.fromkeys(done, (action, ""))
         for name, items in held.items():
             verdicts.update((item.path, (name, item.why)) for item in items)
         for entry in found.entries:

@@ -26,8 +26,8 @@ Review = Callable[[str], bool]
 class Crossing:
     """The record of one run. ``target``: where the log goes (see ``nsbox.boundary.make_sink``); None: nowhere.
 
-    When a log was asked for and cannot be written, LogError is raised and the run is over: fail closed. Raises SpecError
-    for a log that the payload could write to, and for an export that has no place to go to.
+    When a log was asked for and cannot be written, LogError is raised and the run is over: fail closed. Raises
+    SpecError for a log that the payload could write to, and for an export that has no place to go to.
     """
 
     def __init__(self, spec: Spec, argv: Sequence[str], target: Any = None, review: Review | None = None) -> None:
@@ -125,7 +125,8 @@ class Crossing:
                 from nsbox import diff
 
                 if not self.review(diff.unified(found, upper, workspace_of(handle))):
-                    return _note(result, dict.fromkeys((e.path for e in found.entries), ("seen", "declined")))
+                    _note(result, dict.fromkeys((entry.path for entry in found.entries), ("seen", "declined")))
+                    return
             if spec.export is not None:
                 exported = transfer.export(found, upper, spec.export, allow_trusted=spec.allow_trusted)
                 verdicts.update(_verdicts("exported", exported))

@@ -8,5 +8,5 @@ from nsbox.resources.sweep import sweep
 
 
 def collect() -> list[str]:
-    """One line for each thing that was removed, or could not be. Raises SandboxUnavailable without a state directory."""
+    """One line for each thing that was removed, or could not be. Raises SandboxUnavailable."""
     return sweep(probe.host().state)

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 class Secret(NamedTuple):
-    """One secret: exactly one of ``value``, ``env`` (a variable of this process), ``file`` and ``call`` says what it is.
+    """One secret; one of ``value``, ``env`` (a variable of this process), ``file`` and ``call`` says what it is.
 
     ``deliver`` is ``file`` (/run/secrets/NAME) or ``env`` (a variable NAME as well, inherited by all that runs inside).
     ``ttl`` in seconds counts from the launch; None: until the sandbox ends. ``mode`` is that of the file.

@@ -131,14 +131,12 @@ class Driver:
         assert self.process.stdout
         self.process.stdout.close()
 
-    def collect(self) -> str:
-        """`nsbox gc`; nothing is left then."""
-        command = [sys.executable, "-m", "nsbox", "gc"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    def collect(self) -> None:
+        """`nsbox gc`; nothing is left then. What it says is not looked at: another process may have been faster."""
+        subprocess.run([sys.executable, "-m", "nsbox", "gc"], capture_output=True, check=True, cwd="/")
         assert left_by(self.process.pid, self.folder) == []
         assert os.listdir(self.folder) == []
         assert host() == self.before
-        return said
 
 
 @pytest.fixture
@@ -191,9 +189,7 @@ def test_the_owner_is_killed_at_each_step_above(driver: Callable[[str], Driver],
     one = driver(f"hang_after({where}, {name!r})\nrun({argv}, hostname='k{os.getpid()}-{step}')")
     assert one.said == "at"
     one.kill()
-    said = one.collect()
-    if step in ("skeleton", "scratch", "asked", "watch"):
-        assert str(one.process.pid) in said
+    one.collect()
 
 
 def test_the_owner_is_killed_while_the_payload_runs(driver: Callable[[str], Driver]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import start_helper
 
 import nsbox
 from nsbox.boundary import LogError
@@ -44,6 +45,7 @@ SCHEMA = json.loads((ROOT / "docs/boundary-log.schema.json").read_text())
 def gateway_runs(helper_process: None) -> None:
     """The loop that all sandboxes with filtered egress share lives as long as the process: it is nobody's trace."""
     nsbox.run(["true"], allow=["127.0.0.1:9"])
+    start_helper()
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +243,8 @@ def test_S05_masked_however_it_is_cut(workspace: Path) -> None:
         value=$(cat /run/secrets/TOKEN)
         printf %s "$value" | while IFS= read -r -n1 c; do printf %s "$c"; sleep 0.01; done; echo
         head -c 65530 /dev/zero | tr '\\0' .; printf '%s\\n' "$value"
-        printf 'user:%s' "$value" | base64 -w0; echo; printf %s "$value" >&2; printf %s "$value" | od -An -tx1 | tr -d ' \\n'
+        printf 'user:%s' "$value" | base64 -w0; echo; printf %s "$value" >&2
+        printf %s "$value" | od -An -tx1 | tr -d ' \\n'
     """
     pieces: list[bytes] = []
     result = nsbox.run(["bash", "-c", script], secrets=[TOKEN], log="log", on_stdout=pieces.append)
@@ -287,7 +290,8 @@ def test_S01_S06_a_scan_of_all_that_is_readable(workspace: Path, monkeypatch: py
     monkeypatch.setenv("HOST_API_KEY", VALUE)
     (workspace / "planted").write_text(f"x {VALUE} x")  # the positive control
     scan = """
-        find / -xdev \\( -path /proc -o -path /usr \\) -prune -o -type f -readable -exec grep -lsFf /run/secrets/TOKEN {} +
+        find / -xdev \\( -path /proc -o -path /usr \\) -prune -o -type f -readable \\
+            -exec grep -lsFf /run/secrets/TOKEN {} +
         for d in /run /tmp /dev/shm /work /home /var/tmp /etc; do grep -rlsFf /run/secrets/TOKEN $d; done
         find /proc -maxdepth 4 -type f -readable ! -name mem ! -name kcore ! -name kmsg ! -name pagemap \\
             -exec timeout 20 grep -lasFf /run/secrets/TOKEN {} +
@@ -445,7 +449,8 @@ def test_F05_F06_nothing_that_was_planted_is_followed(workspace: Path, tmp_path:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text(VALUE)
     script = f"""
-        ln -s {tmp_path}/outside abs; ln -s ../outside up; ln -s ../../../../../../../../etc/passwd passwd; ln -s kept fine
+        ln -s {tmp_path}/outside abs; ln -s ../outside up; ln -s ../../../../../../../../etc/passwd passwd
+        ln -s kept fine
         mkdir d; ln -s ../../outside/secret d/deep; rm -r changed; ln -s {tmp_path}/outside changed; mkfifo fifo
     """
     result = nsbox.run(["sh", "-c", script], workspace=workspace, export="out", apply=True)

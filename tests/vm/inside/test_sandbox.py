@@ -198,9 +198,6 @@ def test_workspace(source: tuple[Path, bool]) -> None:
     assert not (folder / "x").exists()
 
 
-@pytest.mark.xfail(
-    KERNEL < (6, 6), reason="no user.* attributes on tmpfs before Linux 6.6, which overlayfs needs for this"
-)
 def test_workspace_directories_come_and_go(source: tuple[Path, bool]) -> None:
     folder, mapped = source
     if not mapped:

@@ -1,0 +1,34 @@
+"""`nsbox gc` says what was removed."""
+
+import pytest
+
+from nsbox import cli, gc
+from nsbox.resources import cgroup, scratch, skeleton
+from nsbox.resources.sweep import sweep
+
+
+def test_each_thing_is_a_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gc, "sweep", lambda _: ["cgroup /a: removed", "scratch directory /b: removed"])
+    assert cli.call(["gc"]) == 0
+    assert capfd.readouterr().out == "cgroup /a: removed\nscratch directory /b: removed\n"
+
+
+def test_nothing_is_said_too(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gc, "sweep", lambda _: [])
+    assert cli.call(["gc"]) == 0
+    assert capfd.readouterr().out == "nothing was left\n"
+
+
+def test_it_takes_no_words(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["gc", "all"]) == 125
+    assert "usage: nsbox gc" in capfd.readouterr().out
+
+
+def test_all_kinds_are_swept_even_if_one_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cgroup, "sweep", lambda _: ["one"])
+    monkeypatch.setattr(scratch, "sweep", lambda _: ["two"])
+    monkeypatch.setattr(skeleton, "collect", refuse)
+    assert sweep("/state") == ["one", "two", "skeletons in /state cannot be looked at: Permission denied"]
