@@ -92,6 +92,7 @@ def serve_one(client: socket.socket) -> None:
                 client.send(b"pong")
         else:
             client.send(b"x")
+            client.recv(1)  # the client closes first: whoever does cannot use the pair of ports again for a minute
 
 
 def serve(ready: int) -> None:
@@ -186,7 +187,9 @@ def spec_for(path: str) -> Any:
     import nsbox
 
     allow = () if path == "none" else (WORLD, f"{WORLD}/udp")
-    limits = dict.fromkeys(("net_connections", "net_bytes", "net_rate", "cpus", "cpu_time", "timeout"), "unlimited")
+    limits: dict[str, Any] = dict.fromkeys(
+        ("net_connections", "net_bytes", "net_rate", "cpus", "cpu_time", "timeout"), "unlimited"
+    )
     return nsbox.Spec(allow=allow, net_path="auto" if path == "none" else path, **limits)
 
 
@@ -210,12 +213,14 @@ def traffic(paths: list[str], rounds: int, argv: list[str]) -> dict[str, dict[st
         draw.shuffle(order)
         for name in order:
             found[name].append(subjects[name]())
-    medians = {name: {key: _common.median([row[key] for row in rows]) for key in METRICS} for name, rows in found.items()}
-    return {name: {key: round(value, 2) for key, value in row.items()} for name, row in medians.items()}
+    return {
+        name: {key: round(_common.median([row[key] for row in rows]), 2) for key in METRICS}
+        for name, rows in found.items()
+    }
 
 
 def starts(paths: list[str], runs: int) -> tuple[dict[str, Any], _common.Samples]:
-    """What a sandbox costs with egress on each path, against the same without; and posix_spawn, to judge the machine."""
+    """What a sandbox costs with egress on each path, against one without; posix_spawn, to judge the machine."""
     import nsbox
 
     def start(path: str) -> Callable[[], object]:

@@ -16,7 +16,7 @@
 
 enum {
     SIGNAL_KILL = 9, SIGNAL_CHLD = 17, SFD_FLAGS = 02000000 | 04000, RUSAGE_CHILDREN_WHO = -1, PROT_READ_WRITE = 3,
-    SET_CTTY = 0x540E, SET_PTY_LOCK = 0x40045431, GET_PTY_PEER = 0x5441,
+    SET_CTTY = 0x540E, SET_PTY_LOCK = 0x40045431, GET_PTY_PEER = 0x5441, SET_WINDOW_SIZE = 0x5414,
     AF_INET_FAMILY = 2, SOCK_STREAM_FLAGS = 1 | 02000000 | 04000
 };
 
@@ -150,14 +150,17 @@ static NORETURN void refuse(const struct watcher *w, uint32_t type, long err, in
     nsb_exit(1);
 }
 
-/* A new pseudo-terminal of the sandbox's own devpts. Answers the master; *slave is the other end. */
-static int open_terminal(int *slave)
+/* A new pseudo-terminal of the sandbox's own devpts. Answers the master; *slave is the other end. size: rows << 16 | columns,
+ * there before the program looks. */
+static int open_terminal(uint32_t size, int *slave)
 {
+    const struct { uint16_t rows, columns, width, height; } window = {(uint16_t)(size >> 16), (uint16_t)size, 0, 0};
     int unlock = 0;
     int master = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (master < 0)
         return master;
     NSB_CALL(__NR_ioctl, master, SET_PTY_LOCK, &unlock);
+    NSB_CALL(__NR_ioctl, master, SET_WINDOW_SIZE, &window);
     *slave = (int)NSB_CALL(__NR_ioctl, master, GET_PTY_PEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     return *slave < 0 ? *slave : master;
 }
@@ -186,7 +189,7 @@ static void tell_started(struct watcher *w, int master)
 static NORETURN void connect_inside(struct watcher *w)
 {
     const struct { uint16_t family, port; uint32_t address, rest[2]; } to = {
-        AF_INET_FAMILY, __builtin_bswap16((uint16_t)w->command->is->port), __builtin_bswap32(0x7f000001), {0, 0}};
+        AF_INET_FAMILY, __builtin_bswap16((uint16_t)w->command->is->detail), __builtin_bswap32(0x7f000001), {0, 0}};
     int sock = (int)NSB_CALL(__NR_socket, AF_INET_FAMILY, SOCK_STREAM_FLAGS, 0);
     long ret = sock < 0 ? sock : NSB_CALL(__NR_connect, sock, &to, sizeof to);
     if (ret < 0 && ret != -EINPROGRESS)
@@ -204,7 +207,7 @@ void start_command(struct watcher *w)
         return tell_started(w, -1);
     if (c->is->flags & NSB_CONNECT && !w->is_init)
         connect_inside(w);
-    if (c->is->flags & NSB_TTY && (master = open_terminal(&slave)) < 0)
+    if (c->is->flags & NSB_TTY && (master = open_terminal(c->is->detail, &slave)) < 0)
         refuse(w, NSB_MSG_FAILED, master, 0);
     char **argv = fill_pointers(c, 0, c->is->argv, c->is->argc);
     char **envp = fill_pointers(c, c->is->argc + 1, c->is->envp, c->is->envc);

@@ -60,7 +60,7 @@ enum nsb_command_flags {
     NSB_STDIN = 1,         /* a descriptor for standard input; else it is the sandbox's /dev/null */
     NSB_TTY = 2,           /* a pseudo-terminal of the sandbox is the standard streams; its master comes with STARTED */
     NSB_KEEP = 4,          /* what the command leaves running lives on until the sandbox ends */
-    NSB_CONNECT = 8        /* no program: a TCP socket that connects to `port` of the loopback comes with STARTED */
+    NSB_CONNECT = 8        /* no program: a TCP socket that connects to a port of the loopback comes with STARTED */
 };
 
 struct nsb_op { uint32_t kind, flags, src, dst, data, mode, uid, gid; uint64_t size, inodes; };
@@ -75,7 +75,7 @@ struct nsb_rule { uint32_t path, unused; uint64_t access; };
  * of its own. argv, envp: strings one after the other; pointers: room for argc + envc + 2 pointers; path: PATH for argv[0];
  * join: descriptors of cgroup v1 `tasks` files, last in the request. argc 0: nothing to start yet. */
 struct nsb_command {
-    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_join, port;
+    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_join, detail; /* NSB_CONNECT: the port; NSB_TTY: rows << 16 | columns */
 };
 
 struct nsb_plan {

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -256,7 +257,9 @@ int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned
     all[0] = memory;
     all[1] = pair[1];
     memcpy(all + 2, fds, n_fds * sizeof *fds);
-    int ret = send_with(control, &msg, sizeof msg, all, n_fds + 2);
+    /* An init that was taken over may never read: nobody waits for it longer than an honest one could take. */
+    struct pollfd room = {control, POLLOUT, 0};
+    int ret = poll(&room, 1, 5000) == 1 ? send_with(control, &msg, sizeof msg, all, n_fds + 2) : -EAGAIN;
     close(pair[1]);
     if (ret == 0)
         return pair[0];
@@ -276,14 +279,43 @@ int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint6
     return ret < 0 ? -errno : (int)ret;
 }
 
+enum { MAX_GROUPS = 1024 };
+
+/* What this thread was before nsb_act_as(). */
+static _Thread_local struct { uid_t uid; gid_t gid; int n, depth; gid_t groups[MAX_GROUPS]; } own;
+
+/* The C library's own setgroups(2) would change every thread. */
+static int thread_groups(int n, const gid_t *groups) { return syscall(SYS_setgroups, n, groups) < 0 ? -errno : 0; }
+
 /* The ids that this thread shows to file systems: setfsuid(2). The C library keeps it to the calling thread, and the
- * kernel takes the file capabilities away with root's id, so that a privileged caller can act as the payload would. */
+ * kernel takes the file capabilities away with root's id, so that a privileged caller can act as the payload would. Its
+ * supplementary groups go as well, for they grant what the payload does not have. Ends with nsb_act_back(), in any case;
+ * may be nested. */
 int nsb_act_as(unsigned uid, unsigned gid)
 {
+    if (own.depth++)
+        return 0;
+    own.uid = (uid_t)setfsuid((uid_t)-1);
+    own.gid = (gid_t)setfsgid((gid_t)-1);
+    own.n = getgroups(MAX_GROUPS, own.groups);
+    if (own.n < 0)
+        return -errno;
+    int ret = thread_groups(0, NULL);
+    if (ret < 0)
+        return ret;
     setfsgid(gid);
     setfsuid(uid);
     /* It answers the former id and tells no error: an impossible id asks for the present one. */
     return (unsigned)setfsuid((uid_t)-1) == uid && (unsigned)setfsgid((gid_t)-1) == gid ? 0 : -EPERM;
+}
+
+int nsb_act_back(void)
+{
+    if (--own.depth)
+        return 0;
+    setfsuid(own.uid);
+    setfsgid(own.gid);
+    return own.n < 0 ? 0 : thread_groups(own.n, own.groups);
 }
 
 int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room) { return receive(control, msg, fds, room); }
@@ -313,7 +345,7 @@ int nsb_tell(int control, uint32_t type, int value, uint32_t op)
     struct nsb_msg msg = {.type = type, .err = value, .op = op};
     ssize_t ret;
     do
-        ret = send(control, &msg, sizeof msg, MSG_NOSIGNAL);
+        ret = send(control, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (ret < 0 && errno == EINTR);
     return ret < 0 ? -errno : 0;
 }

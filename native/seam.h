@@ -18,6 +18,7 @@ int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room);
 int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);
 int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
 int nsb_act_as(unsigned uid, unsigned gid);
+int nsb_act_back(void);
 long nsb_write(int fd, const void *data, size_t size);
 int nsb_tell(int control, uint32_t type, int value, uint32_t op);
 /* cdef:end */

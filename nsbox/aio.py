@@ -17,6 +17,7 @@ from nsbox.box import Sandbox
 from nsbox.launch import Argument
 from nsbox.process import Process
 from nsbox.report import Result
+from nsbox.snapshot import Snapshot
 from nsbox.spec import Spec
 from nsbox.supervise import Run
 
@@ -175,6 +176,11 @@ class AsyncProcess:
         """Send a signal to the command's first process."""
         self._process.send_signal(number)
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Change a terminal's size, once the command is started."""
+        if self._process.watched.started:
+            self._process.resize(rows, columns)
+
     async def cancel(self) -> None:
         """Kill the tree and wait until it is gone, however often this is cancelled itself; the host's own grace time
         bounds it."""
@@ -252,7 +258,7 @@ class AsyncSandbox:
 
     def __init__(self, spec: Spec | None = None, **options: Any) -> None:
         # Checked here and now, so that a mistake shows where it is made.
-        self.spec = spec.replace(**{k: v for k, v in options.items() if k != "log"}) if spec else None
+        self.spec = spec.replace(**{k: v for k, v in options.items() if k not in ("log", "snapshot")}) if spec else None
         self._make = partial(Sandbox, spec, **options)
         self._box: Sandbox | None = None
         self._processes: set[AsyncProcess] = set()
@@ -298,11 +304,23 @@ class AsyncSandbox:
         """See ``Files.write_file``."""
         await asyncio.to_thread(self.box.write_file, path, data, **options)
 
+    async def snapshot(self) -> Snapshot:
+        """See ``Sandbox.snapshot``."""
+        return await asyncio.to_thread(self.box.snapshot)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """See ``Sandbox.restore``."""
+        self._end_processes()
+        await asyncio.to_thread(self.box.restore, snapshot)
+
+    def _end_processes(self) -> None:
+        for process in list(self._processes):
+            process.close()
+
     async def close(self) -> None:
         """End every process inside and throw the sandbox away. Idempotent."""
         box, self._box = self._box, None
-        for process in list(self._processes):
-            process.close()
+        self._end_processes()
         if box is not None:
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, box.close))
 

@@ -26,7 +26,8 @@ def run(
     env: Mapping[str, str] | None = None,
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
-    tty: bool | Callable[[int], object] = False,
+    tty: bool | tuple[int, int] = False,
+    on_tty: Callable[[int], object] | None = None,
     publish: Sequence[int | str] = (),
     log: Any = None,
     review: Review | None = None,
@@ -37,13 +38,13 @@ def run(
     ``argv`` is a list, never shell text. ``stdin`` is what the command reads: bytes, text, or a descriptor that is
     passed on as it comes (nothing when None). ``options`` are those of ``Spec``; given with ``spec`` they change a
     copy of it, given with ``profile`` they win over it. A callback gets a stream as it comes, and that stream is
-    then not kept. With ``tty`` its streams are one terminal of the sandbox, read as stdout; a callable is told the
-    descriptor of its master, to set the size. ``log`` is where the boundary log goes: a path, a descriptor, a
-    callable, a logger. ``publish`` are ports inside that ports of the host's loopback lead to meanwhile: PORT,
-    HOST_PORT:PORT, or PATH:PORT for a unix socket. ``review`` is shown what changed as text before it is exported
-    or applied, and says whether it may be. Raises SpecError for bad input, HostError for a layer that the host
-    lacks, SetupError for a step that failed, CommandError when the command cannot be executed, LogError when the
-    log cannot be written; how the command itself ended is in the Result.
+    then not kept. With ``tty`` its streams are one terminal of the sandbox, read as stdout; (rows, columns) is its
+    size, and ``on_tty`` is told the descriptor of its master. ``log`` is where the boundary log goes: a path, a
+    descriptor, a callable, a logger. ``publish`` are ports inside that ports of the host's loopback lead to
+    meanwhile: PORT, HOST_PORT:PORT, or PATH:PORT for a unix socket. ``review`` is shown what changed as text before
+    it is exported or applied, and says whether it may be. Raises SpecError for bad input, HostError for a layer
+    that the host lacks, SetupError for a step that failed, CommandError when the command cannot be executed,
+    LogError when the log cannot be written; how the command itself ended is in the Result.
     """
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}
@@ -62,7 +63,7 @@ def run(
             prepare(spec),
             argv,
             stdin=data is not None and not tty,
-            tty=bool(tty),
+            tty=tty,
             on_ready=crossing.begin,
             on_network=crossing.on_network,
         )
@@ -74,7 +75,7 @@ def run(
             output=limits.output,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
-            tty=tty,
+            tty=on_tty or bool(tty),
         )
         if publish:
             from nsbox.ports import publish_all

@@ -24,7 +24,7 @@ SCHEMA = 1
 MAX_LINE = 64 << 10
 EVENTS = (
     *("sandbox.start", "input", "secret.deliver", "secret.revoke", "dns.query", "connect", "limit", "output"),
-    *("sandbox.end", "refusal", "coverage"),
+    *("sandbox.end", "command", "refusal", "coverage"),
 )
 # Bounds for one string and one list, tried in turn until a line fits.
 _BOUNDS = ((4096, 512), (1024, 64), (200, 16), (60, 4), (20, 0))

@@ -1,66 +1,54 @@
 """A sandbox to live in for one task: many commands, files, then gone.
 
-The box is one launch without a command: its init waits. Each command gets a watcher process of its own inside (see
-native/command.c) and a socket to it, and is driven by the same loop as a single run; commands of several threads do not
-meet. A command that ends takes its whole tree with it, unless it was asked to stay (``background``).
+The box is one launch without a command: its init waits. Commands are in ``nsbox.commands``, its files in
+``nsbox.files``, its states in ``nsbox.snapshot``, what has changed in its workspace in ``nsbox.boxchanges``.
 """
 
 import os
-import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nsbox import pausing, watch
-from nsbox._native import lib
 from nsbox.boxchanges import BoxCrossing
 from nsbox.change import ChangeSet
+from nsbox.commands import Commands
 from nsbox.crossing import target_of
-from nsbox.encode import command
 from nsbox.errors import SandboxUnavailable, SpecError
 from nsbox.files import Files
-from nsbox.launch import Argument, Handle, launch, prepare, start_command
+from nsbox.handle import Handle
+from nsbox.launch import launch, prepare
 from nsbox.outgoing import Applied, Exported
 from nsbox.process import PIPE as PIPE
 from nsbox.process import Process as Process
-from nsbox.report import Result
 from nsbox.spec import Spec
 from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
-    from nsbox.resources.egress import Egress
     from nsbox.ports import Forward
-    from nsbox.shell import Shell
+    from nsbox.resources.egress import Egress
     from nsbox.snapshot import Snapshot
 
-Callback = Callable[[bytes], object]
 START_TIMEOUT_S = 30.0
 
 
-class Sandbox:
+class Sandbox(Commands):
     """A sandbox that stays until it is closed. Use it with ``with``; ``close`` is idempotent.
 
-    Made from a Spec or from the options of one; ``log`` as in ``nsbox.run``. Raises what ``nsbox.run`` raises. Memory, processors, processes and
-    disk are limits of the whole box; wall clock, processor time and output count for each command by itself. Any
-    thread may use it.
+    Made from a Spec or from the options of one; ``log`` as in ``nsbox.run``; ``snapshot`` is a state to start from.
+    Raises what ``nsbox.run`` raises. Memory, processors, processes and disk are limits of the whole box; wall clock,
+    processor time and output count for each command by itself. Any thread may use it.
     """
-
-    _handle: Handle | None = None
-    _files: Files | None = None
 
     def __init__(
         self, spec: Spec | None = None, *, log: Any = None, snapshot: "Snapshot | None" = None, **options: Any
     ) -> None:
+        super().__init__()
         spec = spec or (snapshot.spec if snapshot else None)
         self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
         self.id = os.urandom(8).hex()
-        self._lock = threading.Lock()
-        self._processes: set[Process] = set()
-        self._stopped: set[int] = set()
         self._forwards: list[Forward] = []
-        self._oom_kills = 0
         self._layers = snapshot.layers if snapshot else ()
         self.started_at = time.time()
         self._crossing = BoxCrossing(self.spec, self.id, target_of(self.spec, log))
@@ -91,87 +79,6 @@ class Sandbox:
             raise
         self._handle = handle
 
-    @property
-    def files(self) -> Files:
-        """The files inside; they need no process there."""
-        files = self._files
-        if files is None:
-            raise SandboxUnavailable("the sandbox is closed", remedy="make another")
-        return files
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the box is open and its init lives."""
-        handle = self._handle
-        return handle is not None and handle.alive()
-
-    def popen(
-        self,
-        argv: Sequence[Argument] | str,
-        *,
-        stdin: bytes | str | int | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | str | None = None,
-        max_output: int | str | None = None,
-        background: bool = False,
-        tty: bool = False,
-        on_stdout: Callback | None = None,
-        on_stderr: Callback | None = None,
-    ) -> Process:
-        """Start a command. ``argv`` is a list, or shell text for ``sh -c``.
-
-        ``stdin``: what it reads, a descriptor that is passed on as it comes, or PIPE. ``env`` is added to the box's
-        variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the
-        box's; ``"unlimited"`` is none. With ``background`` the processes that it leaves behind live on until the box
-        ends; nobody reads their pipes then, so they should write to files. With ``tty`` its streams are one terminal of the sandbox, read as stdout. A callback
-        gets a stream as it comes, and that stream is then not kept.
-        """
-        words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
-        plan, limits = self._prepared.plan, self.spec.limits
-        flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
-        flags |= lib.NSB_KEEP if background else 0
-        with self._lock:
-            if self._handle is None:
-                raise SandboxUnavailable("the sandbox is closed", remedy="make another")
-            variables = {**plan.env, **self._handle.secret_variables(), **(env or {})}
-            what = command(words, variables, cwd or plan.cwd, flags)
-            handle = start_command(self._handle, what)
-        pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if stdin == PIPE else (-1, -1)
-        run = Run(
-            handle,
-            stdin=pipe[0] if stdin == PIPE else stdin.encode() if isinstance(stdin, str) else stdin,
-            timeout=_or_default("timeout", timeout, limits.timeout),
-            output=_or_default("output", max_output, limits.output),
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
-            tty=tty,
-        )
-        process = Process(self, run, [os.fsdecode(word) for word in words], cwd or plan.cwd, pipe)
-        self._processes.add(process)
-        return process
-
-    def run(self, argv: Sequence[Argument] | str, **options: Any) -> Result:
-        """Run a command to its end; the keywords are those of ``popen``."""
-        return self.popen(argv, **options).wait()
-
-    def shell(self, **options: Any) -> "Shell":
-        """A bash that keeps its state between commands; see ``nsbox.shell.Shell``."""
-        from nsbox.shell import Shell
-
-        return Shell(self, **options)
-
-    def terminal(
-        self, argv: Sequence[Argument] | str = ("bash",), *, rows: int = 24, columns: int = 80, **options: Any
-    ) -> Process:
-        """A command on a terminal of the sandbox's own, without a time limit unless one is given: write keys to it,
-        read its screen from ``output``, ``resize`` it. The other keywords are those of ``popen``."""
-        options = {"timeout": "unlimited", "max_output": "unlimited", "stdin": PIPE, **options}
-        options["env"] = {"TERM": "xterm", **(options.get("env") or {})}
-        process = self.popen(argv, tty=True, **options)
-        process.resize(rows, columns)
-        return process
-
     def forward(self, port: int, listen: int | str | os.PathLike[str] = 0) -> "Forward":
         """Have a port of the host's loopback (0: any that is free), or a unix socket, lead to a TCP port inside.
 
@@ -183,33 +90,20 @@ class Sandbox:
         self._forwards.append(made)
         return made
 
-    def processes(self) -> list[int]:
-        """The host pids of all that runs inside, init first."""
-        handle = self._handle
-        return watch.processes(handle.pid) if handle is not None and handle.alive() else []
-
-    def pause(self) -> None:
-        """Stop everything inside (SIGSTOP) until ``resume``; a command's time limit goes on."""
-        self._stopped |= pausing.stop(self.processes)
-
-    def resume(self) -> None:
-        """Let what ``pause`` has stopped go on."""
-        stopped, self._stopped = self._stopped, set()
-        pausing.go_on(stopped, self.processes)
-
     def snapshot(self) -> "Snapshot":
         """The files as they are now, to go back to or to start others from; see ``nsbox.snapshot``.
 
         Everything inside stands still meanwhile. Raises HostError where this host cannot do it, OSError."""
         from nsbox import snapshot
 
-        handle, running = self._open_handle(), not self._stopped
-        self.pause()
-        try:
-            return snapshot.take(handle, self.spec, self._layers)
-        finally:
-            if running:
-                self.resume()
+        with self._lock:  # no command starts meanwhile
+            handle, running = self._open_handle(), not self._stopped
+            self.pause()
+            try:
+                return snapshot.take(handle, self.spec, self._layers)
+            finally:
+                if running:
+                    self.resume()
 
     def restore(self, snapshot: "Snapshot") -> None:
         """Go back to a snapshot, of this box or another: all that runs inside ends, and the files are as they were."""
@@ -242,26 +136,6 @@ class Sandbox:
                 box.close()
             raise
         return made
-
-    def forget(self, process: Process) -> None:
-        """A command is over."""
-        self._processes.discard(process)
-
-    def ran_out_of_memory(self) -> bool:
-        """Whether the kernel has killed something inside for the memory limit since this was last asked."""
-        handle = self._handle
-        if handle is None or handle.cgroup is None:
-            return False
-        before, self._oom_kills = self._oom_kills, int(handle.cgroup.counters()["oom_kills"] or 0)
-        return self._oom_kills > before
-
-    def read_file(self, path: str | os.PathLike[str], **options: Any) -> bytes:
-        """See ``Files.read_file``."""
-        return self.files.read_file(path, **options)
-
-    def write_file(self, path: str | os.PathLike[str], data: bytes | str, **options: Any) -> None:
-        """See ``Files.write_file``."""
-        self.files.write_file(path, data, **options)
 
     def changes(self) -> ChangeSet:
         """What has changed in the workspace until now. Raises SpecError where there is none."""
@@ -304,11 +178,10 @@ class Sandbox:
             raise SpecError("allow: this sandbox has no filtered egress; make it with net='filtered'")
         return egress
 
-    def _open_handle(self) -> Handle:
-        handle = self._handle
-        if handle is None:
-            raise SandboxUnavailable("the sandbox is closed", remedy="make another")
-        return handle
+    def forget(self, process: Process) -> None:
+        super().forget(process)
+        if process.outcome is not None:
+            self._crossing.command(process.outcome)
 
     def close(self) -> None:
         """End every process inside and throw the box away. Waiting for a command then raises SandboxUnavailable."""
@@ -345,11 +218,6 @@ class Sandbox:
         if self._handle is not None:
             warnings.warn(f"sandbox {self.id} was never closed; use it with 'with'", ResourceWarning, stacklevel=2)
             self.close()
-
-
-def _or_default(name: str, value: Any, default: Any) -> Any:
-    """A limit of one command, in any form that a Spec takes."""
-    return default if value is None else getattr(Spec.from_dict({name: value}).limits, name)
 
 
 def _handshake(handle: Handle) -> None:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsbox import alarm, changes, diff, transfer
 from nsbox.change import Change, ChangeSet
@@ -11,7 +11,11 @@ from nsbox.crossing import Crossing, upper_of, workspace_of
 from nsbox.errors import SpecError
 from nsbox.handle import Handle
 from nsbox.outgoing import Applied, Exported, Held
+from nsbox.report import Result
 from nsbox.spec import Spec
+
+if TYPE_CHECKING:
+    from nsbox.record import Record
 
 
 class BoxCrossing(Crossing):
@@ -51,6 +55,15 @@ class BoxCrossing(Crossing):
         handle.kill()
         limit = self.spec.limits.lifetime
         self.tell(lambda record: record.limit("lifetime", limit, 1, limit))
+
+    def command(self, result: Result) -> None:
+        """A command in it is over: tell what it was, and which limits it touched."""
+        self.tell(lambda record: self._tell_of(record, result))
+
+    def _tell_of(self, record: "Record", result: Result) -> None:
+        record.command(result.argv, result.reason, result.timing["run_ms"] / 1000, result.exit_code, result.signal)
+        for hit in result.limits_hit:
+            record.limit(hit["limit"], hit["value"], hit["count"], max(0.0, hit["first_at"] - self.began))
 
     def left(self) -> None:
         """The box leaves its handle for another, for which ``begin`` and ``opened`` are called again."""

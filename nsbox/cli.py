@@ -136,7 +136,7 @@ def _profiles(arguments: list[str]) -> int:
     if words:
         _print(profiles.text_of(words[0]))
     else:
-        _print("".join(f"{name:<12}{profiles.description(name)}\n" for name in profiles.names()))
+        _print("".join(f"{name:<15}{profiles.description(name)}\n" for name in profiles.names()))
     return 0
 
 

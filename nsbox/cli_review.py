@@ -103,6 +103,9 @@ def options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def tell(result: Result, *, verbose: bool) -> None:
     """After the end: what was taken out in one line, and one for each change that was not."""
+    for secret in result.boundary.get("secrets", ()):
+        if not secret["masked"]:
+            say(f"secret {secret['name']} is too short to be masked in the output")
     outputs = [entry for entry in result.boundary["outputs"] if "action" in entry]
     for action in _DONE:
         count = sum(entry["action"] == action for entry in outputs)

@@ -50,14 +50,19 @@ def run(
     values: Mapping[str, Any], spec: Spec, command: Sequence[str], report: "Report", review: "Review | None"
 ) -> Result:
     """One command on a terminal of the sandbox's own, joined to ours. What is no keyboard is passed on with --stdin."""
+    import termios
+
     if "TERM" not in spec.env and os.isatty(_SCREEN):
         spec = spec.replace(env={**spec.env, "TERM": os.environ.get("TERM", "dumb")})
     timeout = spec.limits.timeout
     screen = Output(_SCREEN, None if timeout is None else time.monotonic() + timeout, keep=report.wanted)
     stdin = _KEYBOARD if values.get("stdin") or os.isatty(_KEYBOARD) else None
     publish = values.get("publish", ())
+    size = termios.tcgetwinsize(_KEYBOARD) if os.isatty(_KEYBOARD) else True
     with _raw_terminal(_KEYBOARD) as follow:
-        result = api.run(command, spec, stdin=stdin, on_stdout=screen.write, tty=follow, review=review, publish=publish)
+        result = api.run(
+            command, spec, stdin=stdin, on_stdout=screen.write, tty=size, on_tty=follow, review=review, publish=publish
+        )
     if report.wanted:
         result.stdout = b"".join(screen.kept or ())
     return result

@@ -163,7 +163,7 @@ class Command(NamedTuple):
     cwd: str
     flags: int = 0
     n_join: int = 0
-    port: int = 0  #: with NSB_CONNECT
+    detail: int = 0  #: NSB_CONNECT: the port; NSB_TTY: rows << 16 | columns
 
 
 def command(
@@ -171,6 +171,13 @@ def command(
 ) -> Command:
     """Raises SpecError for arguments that no program can be given."""
     return Command(tuple(_arguments(argv)), env, cwd, flags, n_join)
+
+
+def window(rows: int, columns: int) -> int:
+    """A terminal's size as a command has it. Raises SpecError."""
+    if not (0 <= rows < 65536 and 0 <= columns < 65536):
+        raise SpecError(f"tty: a terminal cannot have {rows} rows and {columns} columns")
+    return rows << 16 | columns
 
 
 def waiting(n_join: int = 0) -> Command:
@@ -185,9 +192,7 @@ def _write_command(out: Any, writer: Writer, what: Command) -> None:
     out.argv, out.argc = (writer.strings(argv) if argv else 0), len(argv)
     out.envp, out.envc = (writer.strings(variables) if variables else 0), len(variables)
     out.cwd, out.path = writer.string(what.cwd), writer.string(what.env.get("PATH", DEFAULT_PATH))
-    out.flags, out.n_join = what.flags, what.n_join
-    if what.port:
-        out.port = what.port
+    out.flags, out.n_join, out.detail = what.flags, what.n_join, what.detail
     out.pointers = writer.array(bytes(8 * (len(argv) + len(variables) + 2)))
     writer.body += bytes(8)
 

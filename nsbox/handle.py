@@ -18,7 +18,6 @@ from nsbox.resources.ids import SIZE, IdRanges
 from nsbox.secrets import Values
 
 if TYPE_CHECKING:
-    from nsbox.layers import Layer
     from nsbox.masking import Masker
     from nsbox.resources.egress import Egress
 
@@ -41,8 +40,8 @@ class Handle:
         self.cloned_at = 0.0
         self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
         self.cgroup: cgroup.Cgroup | None = None
-        self.layers: tuple[Layer, ...] = ()  #: of snapshots, beneath what this sandbox writes
-        self.merged: tuple[Layer, ...] = ()  #: copies of both as one, for who looks at all that has changed
+        self.layers: tuple[Any, ...] = ()  #: nsbox.snapshot.Layer, beneath what this sandbox writes
+        self.merged: tuple[Any, ...] = ()  #: copies of both as one, for who looks at all that has changed
         self.egress: Egress | None = None
         self.on_network: Callable[[str, dict[str, Any]], None] | None = None
         self.scratch: scratch.Scratch | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from nsbox import _native, probe, secrets
 from nsbox._native import ffi, lib
-from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiting
+from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiting, window
 from nsbox.errors import HostError, SandboxUnavailable, SpecError
 from nsbox.failures import failure, vanished
 from nsbox.handle import CommandHandle, Handle, id_ranges
@@ -128,7 +128,7 @@ def _launch(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     stdin: bool = False,
-    tty: bool = False,
+    tty: bool | tuple[int, int] = False,
     on_ready: Callable[[Handle], None] | None = None,
     on_network: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Handle:
@@ -151,7 +151,9 @@ def _launch(
         if prepared.spec.secrets:
             handle.secrets = secrets.resolve(prepared.spec.secrets)
         environment = {**(plan.env if env is None else env), **handle.secrets.environment()}
-        what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv else waiting(len(join))
+        what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv is not None else waiting(len(join))
+        if isinstance(tty, tuple):
+            what = what._replace(detail=window(*tty))
         passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
         if plan.scratch != "tmpfs":
             handle.scratch = scratch.Scratch(plan.scratch, prepared.host.state, handle._range)
@@ -172,7 +174,7 @@ def _launch(
         if handle.cgroup:
             handle.cgroup.joined()
         undo.pop_all()
-    if argv:
+    if argv is not None:
         _count_execution()
     return handle
 

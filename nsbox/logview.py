@@ -139,6 +139,7 @@ _WORDS = {
     "limit": "It touches the limit",
     "output": "It leaves",
     "sandbox.end": "It is gone:",
+    "command": "It has run",
     "refusal": "Refused:",
     "coverage": "The process has executed",
 }
@@ -244,6 +245,17 @@ def _end(event: Event) -> list[Part]:
     return [(f"{reason}{code}{signal}", _GOOD if good else _BAD), (f"  after {event['lifetime_seconds']:.3f} s", _SOFT)]
 
 
+def _command(event: Event) -> list[Part]:
+    import shlex
+
+    argv = escaped(shlex.join(map(str, event["argv"])))
+    code = f" {event['exit_code']}" if "exit_code" in event else ""
+    signal = f" by signal {event['signal']}" if "signal" in event else ""
+    good = _text(event, "reason") == "exited" and event.get("exit_code") == 0
+    ended = (f"  {_text(event, 'reason')}{code}{signal}", _GOOD if good else _BAD)
+    return [(argv, ""), ended, (f"  after {event['seconds']:.3f} s", _SOFT)]
+
+
 def _refusal(event: Event) -> list[Part]:
     path = f"{_text(event, 'path')}: " if event.get("path") else ""
     word = [(f"  ({_text(event, 'word')})", _SOFT)] if event.get("word") else []
@@ -269,6 +281,7 @@ _WRITERS: dict[str, Callable[[Event], list[Part]]] = {
     "limit": _limit,
     "output": _output,
     "sandbox.end": _end,
+    "command": _command,
     "refusal": _refusal,
     "coverage": _coverage,
 }

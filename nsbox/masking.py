@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote, quote_plus
 
+from nsbox.secrets import MIN_MASKED
+
 #: Shorter values would be found everywhere.
-MIN_LENGTH = 4
+MIN_LENGTH = MIN_MASKED
 MASK = "***"
 
 

@@ -152,7 +152,7 @@ _HANDLERS = {
     "refusal": Collected.refusal,
     "coverage": Collected.coverage,
 }
-_NOT_COUNTED = ("input", "secret.revoke", "dns.query")
+_NOT_COUNTED = ("input", "secret.revoke", "dns.query", "command")
 
 
 def collect(*logs: Iterable[str | bytes]) -> Collected:

@@ -32,7 +32,7 @@ def connect(handle: Handle, port: int) -> socket.socket:
     """A TCP socket that connects, or already is, to a loopback port inside; it does not block.
 
     Raises SandboxUnavailable, ConnectionError or another OSError."""
-    what = command(["connect"], {}, "/", lib.NSB_CONNECT)._replace(port=port)
+    what = command(["connect"], {}, "/", lib.NSB_CONNECT)._replace(detail=port)
     watcher = start_command(handle, what)
     try:
         return _receive(watcher)

@@ -18,7 +18,7 @@ from nsbox.report import Result
 from nsbox.supervise import Run, turn
 
 if TYPE_CHECKING:
-    from nsbox.box import Sandbox
+    from nsbox.commands import Commands
 
 #: for ``stdin``: input is given piece by piece, by ``Process.write``
 PIPE = -1
@@ -27,7 +27,7 @@ PIPE = -1
 class Process:
     """A command in a box. One thread at a time may wait, poll, read or write; any may ``kill`` or ``send_signal``."""
 
-    def __init__(self, box: "Sandbox", run: Run, argv: list[str], cwd: str, pipe: tuple[int, int]) -> None:
+    def __init__(self, box: "Commands", run: Run, argv: list[str], cwd: str, pipe: tuple[int, int]) -> None:
         self._box, self._argv, self._cwd = box, argv, cwd
         self.watched = run  #: what the supervisor knows of it
         self._source, self._stdin = pipe  #: the pipe that ``write`` fills, or -1 twice
@@ -44,6 +44,11 @@ class Process:
     def is_over(self) -> bool:
         """Whether the end has been seen by whoever waits."""
         return self._result is not None or self._error is not None
+
+    @property
+    def outcome(self) -> Result | None:
+        """The result, once there is one."""
+        return self._result
 
     def wait(self, timeout: float | None = None) -> Result:
         """Wait for the end, for at most ``timeout`` seconds: TimeoutError then, and the command goes on.
@@ -113,7 +118,7 @@ class Process:
             os.close(fd)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell a terminal's size; whoever is in its foreground gets SIGWINCH."""
+        """Change a terminal's size; whoever is in its foreground gets SIGWINCH."""
         while not self.is_over and not self.watched.started:
             self._turn(None)
         if self.watched.handle.stdout >= 0:

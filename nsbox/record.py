@@ -126,6 +126,14 @@ class Record:
             detail=detail,
         )
 
+    def command(
+        self, argv: Iterable[str], reason: str, seconds: float, exit_code: int | None = None, signal: int | None = None
+    ) -> None:
+        """A command is over in a sandbox that stays."""
+        self.event(
+            "command", argv=list(argv), reason=reason, seconds=round(seconds, 6), exit_code=exit_code, signal=signal
+        )
+
     def refusal(self, kind: str, why: str, path: str | None = None, word: str | None = None) -> None:
         """Something was asked for and refused before anything was started: ``guard``, ``host``, ``spec``, ``log``."""
         self.event("refusal", kind=kind, why=why, path=path, word=word)

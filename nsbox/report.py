@@ -49,7 +49,7 @@ class Result:
             "destinations": run.handle.egress.record() if run.handle.egress else [],
             "sensitive_mounts": [item._asdict() for item in verdict.let_through] if verdict else [],
             "outputs": [],
-            "secrets": describe(run.handle.secrets.secrets, run.handle.revoked_at),
+            "secrets": describe(run.handle.secrets, run.handle.revoked_at),
         }
 
     @property

@@ -84,14 +84,13 @@ class Rooted:
         if self._ids is None:
             yield
             return
-        own = os.geteuid(), os.getegid()
         if lib.nsb_act_as(*self._ids) < 0:
-            lib.nsb_act_as(*own)
+            lib.nsb_act_back()
             raise PermissionError(errno.EPERM, "cannot act with the sandbox's ids")
         try:
             yield
         finally:
-            lib.nsb_act_as(*own)
+            lib.nsb_act_back()
 
     def full(self, path: PathLike) -> str:
         """The absolute path inside; a relative one starts where the box's commands do."""

@@ -16,6 +16,7 @@ from nsbox.errors import SpecError
 
 DIRECTORY = "/run/secrets"
 MAX_TOTAL = 60_000  #: bytes of all values together: what a pipe takes without a reader
+MIN_MASKED = 4  #: bytes; shorter values are not masked
 _HEAD = struct.Struct("=IIII")  # struct nsb_secret
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -158,6 +159,14 @@ def revoke(folder: int, name: str) -> bool:
     return True
 
 
-def describe(secrets: Iterable[Secret], revoked_at: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The report's ``boundary.secrets``."""
-    return [{"name": s.name, "delivered_as": s.deliver, "revoked_at": revoked_at.get(s.name)} for s in secrets]
+def describe(values: Values, revoked_at: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The report's ``boundary.secrets``. ``masked`` is false for a value so short that it is in every text."""
+    return [
+        {
+            "name": secret.name,
+            "delivered_as": secret.deliver,
+            "revoked_at": revoked_at.get(secret.name),
+            "masked": len(value) >= MIN_MASKED,
+        }
+        for secret, value in zip(values.secrets, values.values, strict=True)
+    ]

@@ -16,7 +16,7 @@ from nsbox.errors import SandboxUnavailable
 from nsbox.process import PIPE
 
 if TYPE_CHECKING:
-    from nsbox.box import Sandbox
+    from nsbox.commands import Commands
 
 # Copies of the streams, for the marks: the command may redirect its own for good, and does not inherit these.
 _START = "exec 253>&1 254>&2\n"
@@ -99,7 +99,7 @@ class _Stream:
 class Shell:
     """A session in a box; ``close`` it, or close the box. For one thread at a time."""
 
-    def __init__(self, box: "Sandbox", *, cwd: str | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(self, box: "Commands", *, cwd: str | None = None, env: dict[str, str] | None = None) -> None:
         self._box = box
         limits = box.spec.limits
         self._timeout = limits.timeout

@@ -1,10 +1,10 @@
 """States of a sandbox to go back to, and to start others from: what it has written, as layers that are shared.
 
 A snapshot is a copy of the box's upper directories, made once, on top of the layers that the box itself was started
-from. Boxes that start from it have it beneath an upper layer of their own, so that a fork costs a launch. Layers lie in
-the state directory; one is removed when no snapshot and no box of this process uses it, or, if the process was killed,
-by the next ``nsbox gc``. Processes, memory, /dev/shm and ``tmpfs`` mounts are no part of a snapshot. As in any overlay, the
-names of one file part when one of them is written (overlayfs, "Non-standard behavior").
+from. Boxes that start from it have it beneath an upper layer of their own, so that a fork costs a launch. Layers lie
+in the state directory; one is removed when no snapshot and no box of this process uses it, or, if the process was
+killed, by the next ``nsbox gc``. Processes, memory, /dev/shm and ``tmpfs`` mounts are no part of a snapshot. As in
+any overlay, the names of one file part when one of them is written (overlayfs, "Non-standard behavior").
 """
 
 import os

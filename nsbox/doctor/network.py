@@ -165,7 +165,8 @@ def find_uplinks() -> dict[str, str]:
         found = {}
         for family, word in ((socket.AF_INET, "IPv4"), (socket.AF_INET6, "IPv6")):
             outputs = [route.get_attr("RTA_OIF") for route in links.get_default_routes(family=family)]
-            found.update({word: names.get(output, "several") for output in outputs[:1]})
+            if outputs:
+                found[word] = names.get(outputs[0], "several")
     return found
 
 

@@ -191,7 +191,13 @@ class Hierarchy:
                 fresh = self._fresh(wanted, "ready")  # type: ignore[arg-type]
                 fresh.counters()  # opens what will be read at the end
                 with self._lock:
-                    self._ready.append(fresh)
+                    closed = self._last is None
+                    if not closed:
+                        self._ready.append(fresh)
+                if closed:  # meanwhile, by the end of the process: nobody else would remove this one
+                    fresh.release()
+                    self.close()
+                    return
         except HostError:
             return  # the next launch will say so
 

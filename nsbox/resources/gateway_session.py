@@ -224,8 +224,8 @@ class GatewaySession:
             self.traffic.rx_bytes = sum(row["rx_bytes"] for row in allowed)
             found += allowed
             held, limits = nft.counters(sock, TABLE), self.policy.limits
-            values = (("net_connections", limits.connections), ("net_rate", limits.rate), ("net_bytes", limits.bytes_out))
-            for name, value in values:
+            most = {"net_connections": limits.connections, "net_rate": limits.rate, "net_bytes": limits.bytes_out}
+            for name, value in most.items():
                 self.traffic.held(name, value or 0, held.get(name, 0))
         return found
 

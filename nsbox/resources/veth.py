@@ -93,7 +93,7 @@ def _rules(policy: NetPolicy, own: tuple[Network, ...], *, ipv6: bool) -> bytes:
 
 
 def _limits(table: Table, limits: EgressLimits) -> list[Message]:
-    """The first rules of ``ok``, where connections begin, and of ``more``, which every packet that leaves goes through."""
+    """The first rules of ``ok``, where connections begin, and of ``more``, which all that leaves goes through."""
     parts = []
     if limits.connections is not None:
         many = (*nft.first_packet(), nft.beyond_connections(limits.connections), nft.count("net_connections"))

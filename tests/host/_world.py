@@ -1,4 +1,4 @@
-"""A host and the world behind it, both network namespaces of the test's own, made with pyroute2; for root and for users.
+"""A host and the world behind it, both network namespaces of the test's own, made with pyroute2; for root and users.
 
 A case runs in a child process whose network namespace stands for the host: it has an uplink (198.51.100.1/24 and
 2001:db8:1::1) to the world, where servers of the test answer on every port of ``PORTS`` at every address of ``WORLD``.
@@ -15,17 +15,15 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from _netbox import CLONE_NEWNET, CLONE_NEWUSER, map_ids, setns, unshare
+from _netbox import CLONE_NEWNET, CLONE_NEWUSER, map_ids, unshare
 from _servers import Zone
 
 import nsbox

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -50,6 +51,25 @@ def test_mistakes_show_where_they_are_made() -> None:
                 pass
 
     play(story())
+
+
+def test_back_to_a_snapshot_and_another_box_from_it() -> None:
+    async def story() -> None:
+        async with nsbox.AsyncSandbox(timeout=20) as box:
+            await box.write_file("file", "then")
+            snapshot = await box.snapshot()
+            await box.write_file("file", "now")
+            task = asyncio.create_task(box.run(["sleep", "71"]))
+            await asyncio.sleep(0.1)
+            await box.restore(snapshot)
+            with pytest.raises(SandboxUnavailable):
+                await task
+            assert await box.read_file("file") == b"then"
+        async with nsbox.AsyncSandbox(snapshot=snapshot, hostname="other") as box:
+            assert (await box.run("cat file; hostname")).stdout == b"thenother\n"
+
+    play(story())
+    gc.collect()
 
 
 def test_arun() -> None:

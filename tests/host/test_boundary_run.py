@@ -558,6 +558,37 @@ def test_a_box_gives_its_changes(workspace: Path) -> None:
     assert events()[-1]["event"] == "sandbox.end"
 
 
+def test_what_runs_in_a_box_is_told() -> None:
+    with nsbox.Sandbox(log="log", secrets=[TOKEN]) as box:
+        box.run(["echo", VALUE])
+        assert box.run("exit 3").exit_code == 3
+        assert box.run(["sleep", "9"], timeout=0.3).reason == "timeout"
+    told = named("command")
+    assert [(e["argv"], e["reason"], e.get("exit_code")) for e in told[:2]] == [
+        (["echo", "***TOKEN***"], "exited", 0),
+        (["/bin/sh", "-c", "exit 3"], "exited", 3),
+    ]
+    assert told[2]["reason"] == "timeout"
+    assert 0.2 < told[2]["seconds"] < 9
+    assert [event["limit"] for event in named("limit")] == ["timeout"]
+    assert {event["sandbox"] for event in events()} == {box.id}
+
+
+def test_a_box_ends_when_its_log_cannot_be_written() -> None:
+    def failing(event: dict[str, Any]) -> None:
+        if event["event"] == "command":
+            raise OSError(28, "No space left on device")
+
+    box = nsbox.Sandbox(log=failing)
+    try:
+        box.run("true")
+        with pytest.raises(SandboxUnavailable):
+            box.run("sleep 1; true")
+    finally:
+        with pytest.raises(LogError):
+            box.close()
+
+
 def test_a_box_without_a_workspace_has_no_changes() -> None:
     with nsbox.Sandbox() as box, pytest.raises(SpecError, match="no workspace"):
         box.changes()

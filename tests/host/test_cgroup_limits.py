@@ -257,6 +257,25 @@ def test_ready_groups_are_used_once(hierarchy: Hierarchy) -> None:
     assert again.release()
 
 
+def test_a_refill_that_the_end_of_the_process_overtakes_leaves_nothing(
+    hierarchy: Hierarchy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("pids")
+    assert hierarchy.make(Wanted(None, 7, None), "first").release()
+    make, paths = hierarchy._fresh, []
+
+    def overtaken(wanted: Wanted, name: str) -> Cgroup:
+        hierarchy.close()
+        made = make(wanted, name)
+        paths.extend(made.paths)
+        return made
+
+    monkeypatch.setattr(hierarchy, "_fresh", overtaken)
+    hierarchy.refill()
+    assert paths
+    assert not any(map(os.path.exists, paths))
+
+
 def test_descriptors_are_closed(hierarchy: Hierarchy) -> None:
     need()
     hierarchy.make(UNLIMITED, "warm").release()

@@ -1,4 +1,4 @@
-"""Filtered egress as programs meet it, through ``nsbox.run`` and boxes: what works, what the report says, what is left."""
+"""Filtered egress as programs meet it, through ``nsbox.run`` and boxes: what works, what is told, what is left."""
 
 import base64
 import functools
@@ -82,7 +82,7 @@ def wheel(folder: Path, name: str) -> None:
     files = {
         f"{name}.py": "answer = 42\n",
         f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = ""
     with zipfile.ZipFile(target / f"{name}-1.0-py3-none-any.whl", "w") as archive:
@@ -159,8 +159,9 @@ class Echo(asyncio.DatagramProtocol):
     def datagram_received(self, data, peer): self.got.set_result(data)
     def error_received(self, error): self.got.done() or self.got.set_result(type(error).__name__)
 async def datagrams():
+    loop = asyncio.get_running_loop()
     for host in ('203.0.113.5', '203.0.113.6'):
-        transport, protocol = await asyncio.get_running_loop().create_datagram_endpoint(Echo, remote_addr=(host, {ECHO}))
+        transport, protocol = await loop.create_datagram_endpoint(Echo, remote_addr=(host, {ECHO}))
         print(await asyncio.wait_for(protocol.got, 5)); transport.close()
 asyncio.run(datagrams())
 for kind in (socket.SOCK_RAW, 10):  # SOCK_PACKET
@@ -199,7 +200,8 @@ def test_the_report_is_exact(world: World, path: str) -> None:
         [len(tcp('203.0.113.5', 80, b'GET / HTTP/1.1\\r\\n\\r\\n')) for _ in range(17)],
         [tcp('203.0.113.6', 80) for _ in range(13)], [tcp('203.0.113.6', 81) for _ in range(7)],
         [udp('203.0.113.5', {ECHO}) for _ in range(5)], [udp('203.0.113.6', {ECHO}) for _ in range(11)],
-        [tcp('2001:db8::5', 80) for _ in range(3)], [dns('b.test') for _ in range(4)], [dns('a.test') for _ in range(6)])"""
+        [tcp('2001:db8::5', 80) for _ in range(3)],
+        [dns('b.test') for _ in range(4)], [dns('a.test') for _ in range(6)])"""
     allow = ("203.0.113.5:80", f"203.0.113.5:{ECHO}/udp", "a.test:81")
     found = world.inside(code, *allow, net_path=path)
     assert len(set(found[0])) == 1
@@ -422,5 +424,3 @@ def test_many_runs_leave_nothing(world: World) -> None:
             assert result.stdout_text.endswith(f"GET /{number} HTTP/1.1"), (number, result, result.stderr_text)
     assert count == RUNS // 5
     assert settle(before) == before
-
-

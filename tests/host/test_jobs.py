@@ -121,7 +121,8 @@ def test_git_works_inside(checkout: Path) -> None:
     script = """
         set -e
         git status --porcelain; git log --oneline | wc -l; echo x > new; git add new
-        git -c user.name=a -c user.email=a@example.org commit -qm second; git log --oneline | wc -l; git clone -q . /tmp/copy
+        git -c user.name=a -c user.email=a@example.org commit -qm second; git log --oneline | wc -l
+        git clone -q . /tmp/copy
         ls /tmp/copy
     """
     done = cli("run", "--profile", "coding-agent", "--workspace", checkout, "--", "sh", "-ec", script)

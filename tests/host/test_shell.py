@@ -200,8 +200,8 @@ def test_a_python_prompt_on_a_terminal(box: Sandbox) -> None:
 
 def test_a_run_on_a_terminal() -> None:
     sizes: list[int] = []
-    result = nsbox.run(["sh", "-c", "tty; cat; exit 4"], tty=sizes.append, stdin=b"typed\n\x04", timeout=20)
-    assert sorted(result.stdout.split(b"\r\n")) == [b"", b"/dev/pts/0", b"typed", b"typed"]
+    result = nsbox.run(["sh", "-c", "stty size; cat; exit 4"], tty=(11, 22), on_tty=sizes.append, stdin=b"typed\n\x04", timeout=20)
+    assert sorted(result.stdout.split(b"\r\n")) == [b"", b"11 22", b"typed", b"typed"]
     assert result.exit_code == 4
     assert len(sizes) == 1
 

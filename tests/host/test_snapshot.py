@@ -3,6 +3,8 @@
 import gc
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import nsbox
 from nsbox import probe
 from nsbox.box import Sandbox
 from nsbox.errors import SandboxUnavailable, SpecError
+from nsbox.resources.sweep import sweep
 from nsbox.snapshot import MAX_LAYERS, Snapshot
 
 LIST = "find . ! -name . -printf '%P %y %m %U %n %l\\n' | sort; find . -type f | sort | xargs -r cat 2>&1"
@@ -197,6 +200,23 @@ def test_layers_go_with_the_last_who_uses_them() -> None:
         while layers() > before and time.monotonic() < deadline:
             time.sleep(0.02)
         assert layers() == before
+
+
+def test_what_a_killed_process_leaves_is_collected() -> None:
+    code = (
+        "import nsbox, os, signal\n"
+        "box = nsbox.Sandbox(); box.run('echo x > x'); snapshot = box.snapshot()\n"
+        "print(snapshot.layers[0].path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, env={**os.environ, "PYTHONPATH": root}
+    )
+    path = Path(done.stdout.decode().strip())
+    assert path.is_dir()
+    sweep(probe.host().state)
+    assert not path.exists()
 
 
 def test_as_a_tar_archive_and_back(box: Sandbox) -> None:

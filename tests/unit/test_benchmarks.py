@@ -10,6 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import _common  # noqa: E402
+import network  # noqa: E402
 import start  # noqa: E402
 
 
@@ -105,3 +106,33 @@ def test_stored_results_have_the_shape_of_today() -> None:
         assert report["benchmark"] == "start", path.name
         assert {"posix_spawn", "nsbox"} <= set(report["results"]), path.name
         assert path.stem.rsplit("-", 1)[1].split(".")[0] in ("root", "user")
+
+
+def test_network_tables() -> None:
+    figures = dict.fromkeys(network.METRICS, 10.0)
+    start_row = {"p50_us": 4000.0, "p95_us": 9000.0, "ratio": 1.31, "ratio_low": 1.2, "ratio_high": 1.45}
+    report = {
+        "traffic": {"host": figures, "gateway": dict.fromkeys(figures, 5.0)},
+        "start": {"none": start_row, "gateway": start_row},
+    }
+    lines = network.traffic_table(report).splitlines()
+    assert len(lines) == 2 + len(network.METRICS)
+    assert lines[2].split()[-4:] == ["10.0", "(1.00)", "5.0", "(0.50)"]
+    assert network.start_table(report).splitlines()[-1].endswith("1.20 to 1.45")
+    compile(network.CLIENT, "client", "exec")
+
+
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--starts", "1"], ["--mib", "x"]])
+def test_network_options(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        network.main(words)
+
+
+def test_network_results_are_of_this_program() -> None:
+    found = list((BENCHMARKS / "results").glob("network-*.json"))
+    assert found
+    for path in found:
+        report = json.loads(path.read_text())
+        assert report["benchmark"] == "network"
+        assert set(report["traffic"]["host"]) == set(network.METRICS)
+        assert report["start"]["gateway"]["ratio_high"] <= 2

@@ -47,6 +47,7 @@ def everything(record: Record) -> None:
     change = {"path": "a", "change": "added", "kind": "file", "bytes": 1, "sha256": SHA, "mode": "0644"}
     record.output({**change, "trusted_by_host": False}, "exported")
     record.secret_revoked("TOKEN", "end")
+    record.command(["make"], "exited", 0.5, exit_code=0)
     record.end("exited", 1.25, exit_code=0, usage={"cpu_user_s": 0.1}, timing={"total_ms": 3.0})
     record.refusal("guard", "keys", "/root/.ssh", "--allow-sensitive /root/.ssh")
     record.coverage({"process": "1-2", "sandboxed": 1, "bare": 0, "percent": 100.0})

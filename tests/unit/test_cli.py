@@ -302,7 +302,8 @@ def test_version(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_profiles(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.call(["profiles"]) == 0
-    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["strict", "default", "permissive"]
+    shown = [line.split()[0] for line in capfd.readouterr().out.splitlines()]
+    assert shown == ["strict", "default", "permissive", "coding-agent", "data-analysis", "documents"]
     assert cli.call(["profiles", "strict"]) == 0
     assert 'extends = "default"' in capfd.readouterr().out
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from nsbox.errors import SpecError
-from nsbox.plan.net import LAST, NetPolicy
+from nsbox.plan.net import LAST, EgressLimits, NetPolicy
 from nsbox.resources import netlink
 from nsbox.resources.netplan import plan_net
+from nsbox.resources.veth import plan_veth
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "host"))
 from _netbox import NFT, NetBox
@@ -151,3 +152,32 @@ def test_as_many_rules_as_one_message_takes() -> None:
     many = NetPolicy.parse([f"203.{n}.{m}.0/24:443" for n in range(8) for m in range(256)])
     with pytest.raises(SpecError, match="too many rules"):
         plan_net(many, ipv6=True)
+
+
+LIMITED = """
+chain more {
+    quota over 20 kbytes counter name "net_bytes" jump rej
+    update @tx4 { ip daddr . meta l4proto . th dport }
+    accept
+}
+chain ok {
+    ct status ! confirmed ct count over 5 counter name "net_connections" jump den
+    ct status ! confirmed limit rate over 150/minute burst 2 packets counter name "net_rate" drop
+    update @con4 { ip daddr . meta l4proto . th dport }
+    jump more
+}
+"""
+
+
+@pytest.mark.skipif(not NFT, reason="the nft command is not installed")
+def test_limits_of_veth_read_as_meant() -> None:
+    limited = NetPolicy.parse(["1.2.3.4"], EgressLimits(connections=5, rate=2.5, bytes_out=20 << 10))
+    with NetBox(plan_veth(limited, ipv6=False)) as box:
+        box.close_fds()
+        listed = lines(box.rules())
+    at = listed.index("chain more {")
+    assert listed[at : at + len(lines(LIMITED))] == lines(LIMITED)
+    unlimited = NetPolicy.parse(["1.2.3.4"], EgressLimits(None, None, None))
+    with NetBox(plan_veth(unlimited, ipv6=False)) as box:
+        box.close_fds()
+        assert not [line for line in lines(box.rules()) if "jump rej" in line and "over" in line]

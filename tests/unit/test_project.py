@@ -19,7 +19,7 @@ ORDER = (
     " encode | resources | janitor watch | prepared | failures | handle | launch | enforce | supervise ports | tree |"
     " contents copying layers budget | snapshot snapshot_tar | diff changes outgoing | transfer boundary telemetry record alarm | report | crossing |"
     " pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | rooted |"
-    " files find archive | boxchanges | pausing | process box shell | aio | |"
+    " files find archive | boxchanges | pausing | process commands shell | box | aio | |"
     " python_env | cli_options cli_output | cli_review cli_log cli_stats | cli_shell cli_run | cli_python | cli |"
     " __main__ | integrations"
 )

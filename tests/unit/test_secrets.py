@@ -135,10 +135,10 @@ def test_revoke_follows_no_link(folder: int, tmp_path: Path) -> None:
 
 
 def test_described_by_name_alone() -> None:
-    values = Values((Secret("A", value=VALUE), Secret("B", value=VALUE, deliver="env")), (VALUE, VALUE))
-    told = secrets.describe(values.secrets, {"A": 5.0})
+    values = Values((Secret("A", value=VALUE), Secret("B", value=VALUE, deliver="env")), (VALUE, b"123"))
+    told = secrets.describe(values, {"A": 5.0})
     assert told == [
-        {"name": "A", "delivered_as": "file", "revoked_at": 5.0},
-        {"name": "B", "delivered_as": "env", "revoked_at": None},
+        {"name": "A", "delivered_as": "file", "revoked_at": 5.0, "masked": True},
+        {"name": "B", "delivered_as": "env", "revoked_at": None, "masked": False},
     ]
     assert VALUE.decode() not in repr(told) + repr(values)

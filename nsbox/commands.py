@@ -1,0 +1,182 @@
+"""Commands in a sandbox that stays: what a ``Sandbox`` can do while it is open, however it was started.
+
+Each command gets a watcher process of its own inside (see native/command.c) and a socket to it, and is driven by the
+same loop as a single run; commands of several threads do not meet. A command that ends takes its whole tree with it,
+unless it was asked to stay (``background``).
+"""
+
+import functools
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsbox import pausing, watch
+from nsbox._native import lib
+from nsbox.encode import command, window
+from nsbox.errors import SandboxUnavailable
+from nsbox.files import Files
+from nsbox.handle import Handle
+from nsbox.launch import Argument, start_command
+from nsbox.prepared import Prepared
+from nsbox.process import PIPE, Process
+from nsbox.report import Result
+from nsbox.spec import Limits, Spec
+from nsbox.supervise import Run
+
+if TYPE_CHECKING:
+    from nsbox.shell import Shell
+
+Callback = Callable[[bytes], object]
+
+
+class Commands:
+    """An open sandbox, or one that was closed. Any thread may use it."""
+
+    spec: Spec
+    id: str
+    _prepared: Prepared
+    _handle: Handle | None = None
+    _files: Files | None = None
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[Process] = set()
+        self._stopped: set[int] = set()
+        self._oom_kills = 0
+
+    @functools.cached_property
+    def _limits(self) -> Limits:
+        return self.spec.limits
+
+    @property
+    def files(self) -> Files:
+        """The files inside; they need no process there."""
+        files = self._files
+        if files is None:
+            raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+        return files
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the box is open and its init lives."""
+        handle = self._handle
+        return handle is not None and handle.alive()
+
+    def popen(
+        self,
+        argv: Sequence[Argument] | str,
+        *,
+        stdin: bytes | str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | str | None = None,
+        max_output: int | str | None = None,
+        background: bool = False,
+        tty: bool | tuple[int, int] = False,
+        on_stdout: Callback | None = None,
+        on_stderr: Callback | None = None,
+    ) -> Process:
+        """Start a command. ``argv`` is a list, or shell text for ``sh -c``.
+
+        ``stdin``: what it reads, a descriptor that is passed on as it comes, or PIPE. ``env`` is added to the box's
+        variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the
+        box's; ``"unlimited"`` is none. With ``background`` the processes that it leaves behind live on until the
+        box ends; nobody reads their pipes then, so they should write to files. With ``tty`` its streams are one
+        terminal of the sandbox, read as stdout; (rows, columns) is its size. A callback gets a stream as it comes,
+        and that stream is then not kept.
+        """
+        words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
+        plan, limits = self._prepared.plan, self._limits
+        flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
+        flags |= lib.NSB_KEEP if background else 0
+        with self._lock:
+            if self._handle is None:
+                raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+            variables = {**plan.env, **self._handle.secret_variables(), **(env or {})}
+            what = command(words, variables, cwd or plan.cwd, flags)
+            if isinstance(tty, tuple):
+                what = what._replace(detail=window(*tty))
+            handle = start_command(self._handle, what)
+        pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if stdin == PIPE else (-1, -1)
+        run = Run(
+            handle,
+            stdin=pipe[0] if stdin == PIPE else stdin.encode() if isinstance(stdin, str) else stdin,
+            timeout=_or_default("timeout", timeout, limits.timeout),
+            output=_or_default("output", max_output, limits.output),
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            tty=bool(tty),
+        )
+        process = Process(self, run, [os.fsdecode(word) for word in words], cwd or plan.cwd, pipe)
+        self._processes.add(process)
+        return process
+
+    def run(self, argv: Sequence[Argument] | str, **options: Any) -> Result:
+        """Run a command to its end; the keywords are those of ``popen``."""
+        return self.popen(argv, **options).wait()
+
+    def shell(self, **options: Any) -> "Shell":
+        """A bash that keeps its state between commands; see ``nsbox.shell.Shell``."""
+        from nsbox.shell import Shell
+
+        return Shell(self, **options)
+
+    def terminal(
+        self, argv: Sequence[Argument] | str = ("bash",), *, rows: int = 24, columns: int = 80, **options: Any
+    ) -> Process:
+        """A command on a terminal of the sandbox's own, without a time limit unless one is given: write keys to it,
+        read its screen from ``output``, ``resize`` it. The other keywords are those of ``popen``."""
+        options = {"timeout": "unlimited", "max_output": "unlimited", "stdin": PIPE, **options}
+        options["env"] = {"TERM": "xterm", **(options.get("env") or {})}
+        return self.popen(argv, tty=(rows, columns), **options)
+
+    def processes(self) -> list[int]:
+        """The host pids of all that runs inside, init first."""
+        handle = self._handle
+        return watch.processes(handle.pid) if handle is not None and handle.alive() else []
+
+    def pause(self) -> None:
+        """Stop everything inside (SIGSTOP) until ``resume``; a command's time limit goes on."""
+        self._stopped |= pausing.stop(self.processes)
+
+    def resume(self) -> None:
+        """Let what ``pause`` has stopped go on."""
+        stopped, self._stopped = self._stopped, set()
+        pausing.go_on(stopped, self.processes)
+
+    def forget(self, process: Process) -> None:
+        """A command is over."""
+        self._processes.discard(process)
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has killed something inside for the memory limit since this was last asked."""
+        handle = self._handle
+        if handle is None or handle.cgroup is None:
+            return False
+        before, self._oom_kills = self._oom_kills, int(handle.cgroup.counters()["oom_kills"] or 0)
+        return self._oom_kills > before
+
+    def read_file(self, path: str | os.PathLike[str], **options: Any) -> bytes:
+        """See ``Files.read_file``."""
+        return self.files.read_file(path, **options)
+
+    def write_file(self, path: str | os.PathLike[str], data: bytes | str, **options: Any) -> None:
+        """See ``Files.write_file``."""
+        self.files.write_file(path, data, **options)
+
+    def _open_handle(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+        return handle
+
+
+def _or_default(name: str, value: Any, default: Any) -> Any:
+    """A limit of one command, in any form that a Spec takes."""
+    if value is None:
+        return default
+    if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
+        return value
+    return getattr(Spec.from_dict({name: value}).limits, name)
