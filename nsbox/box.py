@@ -19,13 +19,13 @@ from nsbox.errors import SandboxUnavailable, SpecError
 from nsbox.files import Files
 from nsbox.handle import Handle
 from nsbox.launch import launch, prepare
-from nsbox.outgoing import Applied, Exported
 from nsbox.process import PIPE as PIPE
 from nsbox.process import Process as Process
 from nsbox.spec import Spec
 from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
+    from nsbox.outgoing import Applied, Exported
     from nsbox.ports import Forward
     from nsbox.resources.egress import Egress
     from nsbox.snapshot import Snapshot
@@ -145,7 +145,7 @@ class Sandbox(Commands):
         """The same as unified text for people."""
         return self._crossing.diff(self._open_handle())
 
-    def export(self, directory: str | os.PathLike[str], *, allow_trusted: Collection[str] | bool = ()) -> Exported:
+    def export(self, directory: str | os.PathLike[str], *, allow_trusted: Collection[str] | bool = ()) -> "Exported":
         """Copy what was added or changed into a new or empty directory; see ``nsbox.transfer.export``."""
         return self._crossing.export(self._open_handle(), os.fspath(directory), allow_trusted)
 
@@ -155,7 +155,7 @@ class Sandbox(Commands):
         *,
         force: bool = False,
         allow_trusted: Collection[str] | bool = (),
-    ) -> Applied:
+    ) -> "Applied":
         """Write changes, or those at or beneath ``paths``, back into the workspace; see ``nsbox.transfer.apply``."""
         return self._crossing.apply(self._open_handle(), paths, force, allow_trusted)
 

@@ -5,16 +5,16 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from nsbox import alarm, changes, diff, transfer
+from nsbox import alarm
 from nsbox.change import Change, ChangeSet
 from nsbox.crossing import Crossing, upper_of, workspace_of
 from nsbox.errors import SpecError
 from nsbox.handle import Handle
-from nsbox.outgoing import Applied, Exported, Held
 from nsbox.report import Result
 from nsbox.spec import Spec
 
 if TYPE_CHECKING:
+    from nsbox.outgoing import Applied, Exported, Held
     from nsbox.record import Record
 
 
@@ -96,6 +96,8 @@ class BoxCrossing(Crossing):
 
     def changes(self, handle: Handle, **options: Any) -> ChangeSet:
         """See ``Sandbox.changes``."""
+        from nsbox import changes
+
         upper = self._upper(handle)
         try:
             return changes.scan(
@@ -106,14 +108,18 @@ class BoxCrossing(Crossing):
 
     def diff(self, handle: Handle) -> str:
         """See ``Sandbox.diff``."""
+        from nsbox import diff
+
         upper = self._upper(handle)
         try:
             return diff.unified(self.changes(handle), upper, workspace_of(handle))
         finally:
             os.close(upper)
 
-    def export(self, handle: Handle, directory: str, allow_trusted: Collection[str] | bool) -> Exported:
+    def export(self, handle: Handle, directory: str, allow_trusted: Collection[str] | bool) -> "Exported":
         """See ``Sandbox.export``."""
+        from nsbox import transfer
+
         upper = self._upper(handle)
         try:
             found = self.changes(handle)
@@ -125,8 +131,10 @@ class BoxCrossing(Crossing):
 
     def apply(
         self, handle: Handle, paths: Collection[str] | None, force: bool, allow_trusted: Collection[str] | bool
-    ) -> Applied:
+    ) -> "Applied":
         """See ``Sandbox.apply``."""
+        from nsbox import transfer
+
         upper, workspace = self._upper(handle), workspace_of(handle)
         try:
             found = self.changes(handle)
@@ -161,7 +169,7 @@ class BoxCrossing(Crossing):
                 self._own.pop(path, None)
 
     def _crossing(
-        self, found: ChangeSet, action: str, done: Collection[str], held: dict[str, tuple[Held, ...]]
+        self, found: ChangeSet, action: str, done: Collection[str], held: "dict[str, tuple[Held, ...]]"
     ) -> None:
         """Tell the log what was done with each change. Raises LogError."""
         if self.record is None:

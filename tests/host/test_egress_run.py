@@ -24,7 +24,7 @@ import nsbox
 from nsbox import _native
 from nsbox import launch as launching
 from nsbox.box import PIPE
-from nsbox.errors import NsboxError, SpecError
+from nsbox.errors import NsboxError, SetupError, SpecError
 from nsbox.resources import gateway as gateways
 from nsbox.resources import netlink
 
@@ -322,6 +322,15 @@ for line in sys.stdin:
         assert verdicts >= {("203.0.113.6", 80, "allowed"), ("203.0.113.5", ECHO, "allowed")}
     with nsbox.Sandbox() as plain, pytest.raises(SpecError, match="filtered"):
         plain.allow("a.test")
+
+
+@in_a_world
+def test_a_late_failure_of_the_launch_is_told(world: World) -> None:
+    """init gives up while the host side is about to answer it: the error must not be lost with the answer."""
+    launching.fault = (_native.STAGES.index("network"), -12)
+    for _ in range(40):
+        with pytest.raises(SetupError, match="network"):
+            world.run(["true"], "203.0.113.5")
 
 
 # ---- many -----------------------------------------------------------------------------------------------------------
