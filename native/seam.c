@@ -201,11 +201,12 @@ static int receive(int control, struct nsb_msg *out, int *fds, unsigned room)
     struct iovec iov = {out, sizeof *out};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &buffer, .msg_controllen = sizeof buffer};
     ssize_t ret;
+    /* ECONNRESET says, once, that the peer has ended without reading all of ours; what it said before is still there. */
     do
         ret = recvmsg(control, &msg, MSG_CMSG_CLOEXEC);
-    while (ret < 0 && errno == EINTR);
+    while (ret < 0 && (errno == EINTR || errno == ECONNRESET));
     if (ret < 0)
-        return errno == ECONNRESET ? -EPIPE : -errno;
+        return -errno;
     unsigned kept = take_fds(&msg, fds, room);
     if ((size_t)ret == sizeof *out && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
         return (int)kept;

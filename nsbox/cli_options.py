@@ -120,7 +120,12 @@ RUN = (
     *_group(
         "Input, output, messages",
         ("--stdin", ON, "", "pass this command's standard input on; without it the command reads nothing"),
-        ("--publish", LIST, "[HOST:]PORT", "have a port of 127.0.0.1, or a unix socket, lead to PORT inside; repeatable"),
+        (
+            "--publish",
+            LIST,
+            "[HOST:]PORT",
+            "have a port of 127.0.0.1, or a unix socket, lead to PORT inside; repeatable",
+        ),
         ("--tty", ON, "", "give the command a terminal of the sandbox's own, joined to this one"),
         ("--report", TEXT, "FILE", "write the report there as JSON"),
         ("--json", ON, "", "write the report to standard output instead of what the command writes"),

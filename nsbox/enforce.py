@@ -192,7 +192,7 @@ class Enforcer:
         for name in ("memory_peak_bytes", "pids_peak", "io_read_bytes", "io_write_bytes"):
             value = counters[name]
             if value is not None:
-                # One process is init. Memory is what is charged to the sandbox; pages that others had read before are not.
+                # One process is init. Memory is what is charged here; pages that others had read before are not.
                 usage[name] = max(0, value - 1) if name == "pids_peak" else value
         user, system = counters["cpu_user_us"], counters["cpu_system_us"]
         if user is not None and system is not None and "cpu_user_s" not in usage:

@@ -24,6 +24,10 @@ READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, DIRECTORY = 1, 2, 4, 8,
 SKELETON = "\0skeleton"
 
 
+def _proc(name: str) -> str:
+    return name if name.startswith("/") else f"/proc/{name}"
+
+
 class Op(NamedTuple):
     """One operation; which fields count depends on the kind."""
 
@@ -51,7 +55,7 @@ class Op(NamedTuple):
             "scratch": f"scratch directory on {self.dst}",
             "proc": f"proc on {self.dst}",
             "dev": f"devices on {self.dst}",
-            "mask": f"{self.dst if self.dst.startswith('/') else '/proc/' + self.dst} {'read-only' if self.flags & READ_ONLY else 'masked'}",
+            "mask": f"{_proc(self.dst)} {'read-only' if self.flags & READ_ONLY else 'masked'}",
             "upper": f"directory {self.dst} in the upper layer",
             "dir": f"directory {self.dst}",
             "file": f"file {self.dst}",

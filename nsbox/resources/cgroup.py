@@ -62,8 +62,8 @@ class Cgroup:
         self.wanted = wanted
 
     def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
-        """Everything in COUNTERS; None where the kernel does not tell. Costs some tens of microseconds, half of them for
-        the ``pressure`` of PSI."""
+        """Everything in COUNTERS; None where the kernel does not tell. Costs some tens of microseconds, half of them
+        for the ``pressure`` of PSI."""
         found: dict[str, int | None] = dict.fromkeys(COUNTERS)
         # On a hybrid host both trees count processor time, from slightly different moments on: v2 has the last word, as
         # in ``cpu_usage_us``.

@@ -200,7 +200,9 @@ def test_a_python_prompt_on_a_terminal(box: Sandbox) -> None:
 
 def test_a_run_on_a_terminal() -> None:
     sizes: list[int] = []
-    result = nsbox.run(["sh", "-c", "stty size; cat; exit 4"], tty=(11, 22), on_tty=sizes.append, stdin=b"typed\n\x04", timeout=20)
+    result = nsbox.run(
+        ["sh", "-c", "stty size; cat; exit 4"], tty=(11, 22), on_tty=sizes.append, stdin=b"typed\n\x04", timeout=20
+    )
     assert sorted(result.stdout.split(b"\r\n")) == [b"", b"11 22", b"typed", b"typed"]
     assert result.exit_code == 4
     assert len(sizes) == 1

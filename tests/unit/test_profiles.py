@@ -31,7 +31,7 @@ def test_default_is_the_default() -> None:
     # What names something of the caller's has no default worth writing out.
     assert set(document) - {"description"} == FIELDS - {
         *("ro", "rw", "tmpfs", "workspace", "env", "cwd", "require", "degrade"),
-        *("secrets", "allow", "allow_sensitive", "allow_trusted", "export", "log"),
+        *("secrets", "allow", "allow_sensitive", "allow_trusted", "export", "log", "cpuset", "ionice"),
     }
 
 

@@ -18,7 +18,7 @@ def test_every_limit_has_a_default_that_is_on() -> None:
     limits = Spec().limits
     assert limits == Limits()
     for name in Limits.__match_args__:
-        assert getattr(limits, name) is not None or name == "file_size", name
+        assert getattr(limits, name) is not None or name in ("file_size", "io"), name  # these two by choice
 
 
 def test_unlimited_is_explicit() -> None:
@@ -256,4 +256,4 @@ def test_bytes_that_are_no_utf8_survive_a_dict_but_not_toml() -> None:
 
 
 def test_the_dict_has_every_option_that_is_set() -> None:
-    assert set(Spec(workspace="/w", cwd="/", export="/e", log="/l").to_dict()) == FIELDS
+    assert set(Spec(workspace="/w", cwd="/", export="/e", log="/l", cpuset="0", ionice="idle").to_dict()) == FIELDS
