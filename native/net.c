@@ -107,7 +107,8 @@ static NORETURN void make_namespace(void *argument)
     task->err = NSB_CALL(__NR_unshare, CLONE_NEWNET);
     if (task->err == 0)
         task->err = loopback_up();
-    allow_all_ports(task->proc);
+    if (task->err == 0) /* else this is still the host's namespace */
+        allow_all_ports(task->proc);
     if (task->err == 0)
         task->err = task->ns = (int)NSB_CALL(__NR_openat, task->proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
     if (task->err >= 0 && task->plan->n_nft)

@@ -218,11 +218,11 @@ static int receive(int control, struct nsb_msg *out, int *fds, unsigned room)
 /* Asks the zygote for a sandbox; answers the socket to its init, with answer of type NSB_MSG_CLONED and a pidfd, or
  * NSB_MSG_FAILED. A negative answer means that the zygote itself could not be asked. */
 int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
-               int *pidfd)
+               int *made)
 {
     struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2};
     int pair[2], all[MAX_FDS];
-    *pidfd = -1;
+    made[0] = made[1] = -1;
     if (n_fds + 2 > MAX_FDS)
         return -E2BIG;
     OWNED_FD memory = sealed_memory("nsbox-plan", blob, size, 0);
@@ -235,10 +235,15 @@ int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsign
     memcpy(all + 2, fds, n_fds * sizeof *fds);
     int ret = send_with(zygote, &request, sizeof request, all, n_fds + 2);
     close(pair[1]);
-    if (ret == 0)
-        ret = receive(pair[0], answer, pidfd, 1);
-    if (ret >= 0)
-        return pair[0];
+    if (ret == 0) {
+        ret = receive(pair[0], answer, &made[1], 1);
+        if (ret == -EPIPE) /* it was asked, and said nothing: dropped, or it died just now */
+            ret = -ENODATA;
+    }
+    if (ret >= 0) {
+        made[0] = pair[0];
+        return 0;
+    }
     close(pair[0]);
     return ret;
 }

@@ -13,7 +13,7 @@ uint32_t nsb_layout(void);
 int nsb_landlock_abi(void);
 int nsb_zygote_start(int *pid);
 int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
-               int *pidfd);
+               int *made);
 int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room);
 int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);
 int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);

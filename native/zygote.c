@@ -75,6 +75,8 @@ static void single_map(char *out, uint32_t inside, uint32_t outside)
  * the payload. The last of the second kind is kept for the next source, which mostly has the same owner. */
 struct idmaps { int range, owner; uint32_t uid, gid; };
 
+enum { NO_IDMAP = -4096 }; /* below every -errno */
+
 /* The namespace's only process is killed as soon as a descriptor holds the namespace. */
 static int owner_namespace(const struct nsb_plan *plan, uint32_t uid, uint32_t gid)
 {
@@ -82,10 +84,15 @@ static int owner_namespace(const struct nsb_plan *plan, uint32_t uid, uint32_t g
     struct clone_args args = {.flags = CLONE_NEWUSER, .exit_signal = CHLD};
     single_map(uid_map, uid, plan->host_uid);
     single_map(gid_map, gid, plan->host_gid);
-    long pid = NSB_CALL(__NR_clone3, &args, sizeof args);
-    if (pid == 0)
-        for (;;)
+    long us = NSB_CALL(__NR_getpid), pid = NSB_CALL(__NR_clone3, &args, sizeof args);
+    if (pid == 0) {
+        /* If we are killed meanwhile it must not live on with our sockets and the writing end of the life pipe. */
+        NSB_CALL(__NR_close_range, 3, ~0u, 0);
+        NSB_CALL(__NR_prctl, PR_SET_PDEATHSIG, KILL);
+        while (NSB_CALL(__NR_getppid) == us)
             NSB_CALL(__NR_ppoll, 0, 0, 0, 0, 0);
+        nsb_exit(1);
+    }
     if (pid < 0)
         return (int)pid;
     OWNED_FD process = open_process(pid);
@@ -103,7 +110,7 @@ static int idmap_for(struct idmaps *maps, const struct nsb_plan *plan, const str
     if (op->flags & NSB_IDMAP_RANGE)
         return maps->range;
     if (!(op->flags & NSB_IDMAP_OWNER))
-        return -1;
+        return NO_IDMAP;
     long ret = NSB_CALL(__NR_statx, AT_FDCWD, plan_string(plan, op->src), AT_SYMLINK_NOFOLLOW, STATX_UID | STATX_GID, &st);
     if (ret < 0)
         return (int)ret;
@@ -119,7 +126,7 @@ static int idmap_for(struct idmaps *maps, const struct nsb_plan *plan, const str
 static int host_source(struct idmaps *maps, const struct nsb_plan *plan, const struct nsb_op *op)
 {
     int userns = idmap_for(maps, plan, op);
-    if (userns < -1)
+    if (userns < 0 && userns != NO_IDMAP)
         return userns;
     int fd = open_source(plan, op, userns);
     if (fd == -EINVAL && op->kind == NSB_OP_BIND && op->flags & NSB_RO && op->flags & NSB_IDMAP_OWNER)

@@ -188,7 +188,9 @@ class Sandbox(Commands):
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is None:
-            return
+            return None
+        if os.getpid() != handle.owner:
+            return self._close(handle)
         try:
             self._crossing.ended(handle)
         finally:

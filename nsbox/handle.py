@@ -29,6 +29,7 @@ class Handle:
 
     def __init__(self, prepared: Prepared, started_at: float) -> None:
         self.id = os.urandom(8).hex()
+        self.owner = os.getpid()  #: a forked child has copies of the descriptors, and no right to end anything
         self.prepared = prepared
         self.started_at = started_at  #: time.monotonic() when the launch was asked for
         self.control = self.pidfd = self.stdout = self.stderr = self.stdin = -1
@@ -107,7 +108,7 @@ class Handle:
 
     def kill(self) -> None:
         """SIGKILL pid 1 inside, and with it everything (pid_namespaces(7))."""
-        if self.pidfd >= 0:
+        if self.pidfd >= 0 and os.getpid() == self.owner:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -123,6 +124,11 @@ class Handle:
         self.kill()
         for name in ("stdin", "stdout", "stderr", "control"):
             self.close_stream(name)
+        if os.getpid() != self.owner:
+            for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
+                self.close_stream(name)
+            self._range = self.cgroup = self.egress = self.scratch = None
+            return
         if (self.pidfd, self.cgroup, self.egress, self.scratch, self._range) != (-1, None, None, None, None):
             janitor.later(GiveBack(self))
 

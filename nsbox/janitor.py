@@ -20,11 +20,16 @@ _jobs: collections.deque[Callable[[], object]] = collections.deque()
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
 _busy = False
+_ending = False  #: the interpreter ends: no thread can be started any more
 
 
 def later(job: Callable[[], object]) -> None:
     """Have ``job`` called soon, by another thread. It may block for a bounded time; what it raises is dropped."""
     global _thread
+    if _ending:
+        with contextlib.suppress(Exception):
+            job()
+        return
     with _wake:
         _jobs.append(job)
         if _thread is None:
@@ -70,5 +75,11 @@ def _after_fork() -> None:
     _thread, _wake, _busy = None, threading.Condition(), False
 
 
-atexit.register(flush)
+def _at_exit() -> None:
+    global _ending
+    _ending = True
+    flush()
+
+
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)

@@ -213,21 +213,28 @@ def _connect(handle: Handle) -> None:
 
 
 def _ask(handle: Handle, blob: bytes, fds: Sequence[int]) -> None:
-    answer, pidfd = ffi.new("struct nsb_msg *"), ffi.new("int *")
+    # made: the control socket and the pidfd, written by C: an exception in between (KeyboardInterrupt) loses neither.
+    answer, made = ffi.new("struct nsb_msg *"), ffi.new("int[2]", (-1, -1))
     zygote = _native.zygote()
-    ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, pidfd)
-    if ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF):
-        # The zygote is gone (killed by somebody): start another and ask once more.
-        ret = lib.nsb_launch(_native.zygote(dead=zygote).socket, blob, len(blob), fds, len(fds), answer, pidfd)
+    try:
+        ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, made)
+        if ret == -_errno.ENODATA:
+            # No answer: the request was dropped for want of descriptors, or the zygote died over it. A dead one cannot
+            # be asked again; a living one must not be replaced, for all its sandboxes would end.
+            ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, made)
+        if ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF):
+            # The zygote is gone (killed by somebody): start another and ask once more.
+            ret = lib.nsb_launch(_native.zygote(dead=zygote).socket, blob, len(blob), fds, len(fds), answer, made)
+    finally:
+        handle.control, handle.pidfd = made
     if ret < 0:
         raise HostError(
             f"the helper process cannot be asked: {os.strerror(-ret)}", remedy="run: nsbox doctor", errno=-ret
         )
-    handle.control = ret
     plan = handle.prepared.plan
     first = answer.op == 0 and _native.STAGES[min(answer.stage, len(_native.STAGES) - 1)] == "source"
     if answer.type == lib.NSB_MSG_FAILED and first and -answer.err == _errno.EINVAL and plan.ops[0].flags & IDMAP_RANGE:
         raise NoIdmap
     if answer.type != lib.NSB_MSG_CLONED:
         raise failure(handle.prepared, answer)
-    handle.pidfd, handle.pid, handle.cloned_at = pidfd[0], answer.pid, time.monotonic()
+    handle.pid, handle.cloned_at = answer.pid, time.monotonic()

@@ -81,7 +81,7 @@ class Masker:
         ordered = sorted(self._masks, key=lambda form: (-len(form), form))
         self._pattern = re.compile(b"|".join(map(re.escape, ordered)), re.DOTALL) if ordered else None
         self._keep = max(map(len, ordered), default=1) - 1
-        self._prefixes = _prefixes(ordered)
+        self._forms = tuple(ordered)
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -118,6 +118,10 @@ class Masker:
         self.seen.add(self._names[match[0]])
         return self._masks[match[0]]
 
+    def _begins(self, tail: bytes) -> bool:
+        """Whether more bytes could make this one of the values."""
+        return any(len(tail) < len(form) and form.startswith(tail) for form in self._forms)
+
     def _cut(self, text: bytes) -> int:
         """Where the part ends that no later byte can change.
 
@@ -126,7 +130,7 @@ class Masker:
         """
         # The leftmost place from which the text to its end is the beginning of a value.
         first = max(0, len(text) - self._keep)
-        waiting = next((at for at in range(first, len(text)) if text[at:] in self._prefixes), len(text))
+        waiting = next((at for at in range(first, len(text)) if self._begins(text[at:])), len(text))
         if waiting == len(text) or self._pattern is None:
             return waiting
         # A value that started earlier and overlaps that place is masked by its own right: cut behind it.
@@ -136,7 +140,3 @@ class Masker:
                 break
             position = match.end()
         return max(waiting, position)
-
-
-def _prefixes(forms: Iterable[bytes]) -> frozenset[bytes]:
-    return frozenset(form[:length] for form in forms for length in range(1, len(form)))

@@ -26,6 +26,7 @@ _SCRIPT = (
 )
 #: seconds that bash gets to come back after what it waits for was killed
 GRACE_S = 1.0
+MAX_FACTS = 8192  #: bytes behind a mark: a status and a path
 
 
 class ShellResult(NamedTuple):
@@ -76,6 +77,8 @@ class _Stream:
         text = self._tail + data
         at = text.find(self._mark)
         end = -1 if at < 0 else text.find(b"\0", at + 1)
+        if at >= 0 and end < 0 and len(text) - at > MAX_FACTS:  # not what bash writes
+            end = at + len(self._mark)
         if end >= 0:
             self._keep(text[:at])
             self.facts, self._tail = text[at + len(self._mark) : end], b""
@@ -167,8 +170,8 @@ class Shell:
         code: int | None = None
         if self._out.facts is not None:
             status, _, cwd = self._out.facts.partition(b" ")
-            code = self._status = int(status) if status.isdigit() else 255
-            self.cwd = os.fsdecode(cwd)
+            code = self._status = int(status) if len(status) <= 3 and status.isdigit() else 255
+            self.cwd = os.fsdecode(cwd) or self.cwd
         elif self.is_over:
             reason = reason if reason == "timeout" else "ended"
             result = self._process.wait()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsbox._native import STAGES, ffi, lib
 from nsbox.enforce import Enforcer
-from nsbox.errors import CommandError, NsboxError
+from nsbox.errors import CommandError, HostError, NsboxError
 from nsbox.failures import failure
 from nsbox.handle import Handle
 
@@ -282,6 +282,11 @@ class Run:
                 self._init_gone()
             return
         if ret < 0:
+            if not self.started:
+                # Without its descriptors nothing of the sandbox could be taken out or counted: rather an error.
+                why = "the message that a sandbox has started was lost, mostly for want of descriptors"
+                self.error = HostError(why, remedy="raise the limit on open files: ulimit -n", errno=-ret)
+                self.handle.kill()
             return
         self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
         self._take(message.type == lib.NSB_MSG_STARTED and not self.started, ret)

@@ -186,20 +186,20 @@ class Hierarchy:
         self.left += [group for group in left if not group.nest.remove(group.name, 0)]
         for ready in stale:
             ready.release()
-        try:
-            for _ in range(missing):
+        for _ in range(missing):
+            try:
                 fresh = self._fresh(wanted, "ready")  # type: ignore[arg-type]
-                fresh.counters()  # opens what will be read at the end
-                with self._lock:
-                    closed = self._last is None
-                    if not closed:
-                        self._ready.append(fresh)
-                if closed:  # meanwhile, by the end of the process: nobody else would remove this one
-                    fresh.release()
-                    self.close()
-                    return
-        except HostError:
-            return  # the next launch will say so
+            except HostError:
+                return  # the next launch will say so
+            fresh.counters()  # opens what will be read at the end
+            with self._lock:
+                closed = self._last is None
+                if not closed:
+                    self._ready.append(fresh)
+            if closed:  # meanwhile, by the end of the process: nobody else would remove this one
+                fresh.release()
+                self.close()
+                return
 
     def close(self) -> None:
         """Remove what was made ahead, and our directories, at the latest with the last group. It can be used again."""

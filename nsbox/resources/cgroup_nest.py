@@ -81,8 +81,8 @@ class Nest:
         self._closing = False
         self._lock = threading.Lock()
 
-    def open(self) -> int:
-        """The descriptor of the directory, made on first use. Raises HostError."""
+    def open(self, name: str = "") -> int:
+        """The descriptor of the directory, made on first use, and kept while ``name`` is live. Raises HostError."""
         with self._lock:
             self._closing = False
             for attempt in range(4):
@@ -99,6 +99,8 @@ class Nest:
                         remedy="run: nsbox doctor",
                         errno=error.errno,
                     ) from None
+            if name:
+                self.live.add(name)  # before it exists, or another thread's close() would come between
             return self.fd
 
     def _open(self) -> int:
@@ -157,10 +159,13 @@ class BaseGroup:
     def __init__(self, nest: Nest, name: str) -> None:
         self.nest, self.name = nest, name
         self.path = f"{nest.path}/{name}"
-        parent = nest.open()
-        os.mkdir(name, 0o755, dir_fd=parent)
-        nest.live.add(name)
-        self.fd = os.open(name, os.O_PATH | fs.DIRECTORY, dir_fd=parent)
+        parent = nest.open(name)
+        try:
+            os.mkdir(name, 0o755, dir_fd=parent)
+            self.fd = os.open(name, os.O_PATH | fs.DIRECTORY, dir_fd=parent)
+        except OSError:
+            nest.live.discard(name)
+            raise
         self.files: dict[str, int] = {}  #: control files that are kept open
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:

@@ -522,7 +522,7 @@ def test_R07_the_wall_clock_always_fires_and_partial_output_stays(script: str) -
     result = nsbox.run(["sh", "-c", script], timeout=0.4)
     assert time.monotonic() - before < 0.4 + SECOND
     assert (result.reason, result.stdout, result.status) == ("timeout", b"partial\n", 124)
-    assert [hit["limit"] for hit in result.limits_hit] == ["timeout"]
+    assert "timeout" in [hit["limit"] for hit in result.limits_hit]  # who spins may meet --cpus as well
 
 
 def test_R07_reading_a_terminal_or_a_pipe_for_ever() -> None:

@@ -40,7 +40,13 @@ hybrid | v1)
     ;;
 esac
 
-mkdir -p /mnt/memory
+# This machine's /tmp goes on changing below the overlay, and the tests look at what appears there.
+case "$vm_directory $vm_modules $(cat /run/vm/command)" in
+*/tmp/*) ;;
+*) mount -t tmpfs -o mode=1777 tmpfs /tmp ;;
+esac
+mkdir -p /mnt/memory /mnt/root
+chmod 1777 /mnt/root
 mount -t tmpfs -o mode=1777 tmpfs /mnt/memory
 if command -v mkfs.ext4 >/dev/null && mkfs.ext4 -q /dev/vda; then
     mkdir -p /mnt/disk

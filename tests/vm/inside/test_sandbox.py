@@ -24,7 +24,7 @@ KERNEL = tuple(map(int, os.uname().release.split(".")[:2]))
 CGROUP = os.environ.get("NSBOX_VM_CGROUP", "")
 STRENGTH = "watched" if CGROUP == "none" else "kernel"
 #: file system → (a directory on it, the first kernel on which root can show it under other ids)
-PLACES = {"ext4": ("/mnt/disk", (5, 12)), "tmpfs": ("/mnt/memory", (6, 3)), "overlay": ("/tmp", (99, 0))}
+PLACES = {"ext4": ("/mnt/disk", (5, 12)), "tmpfs": ("/mnt/memory", (6, 3)), "overlay": ("/mnt/root", (99, 0))}
 
 
 def run(*argv: str, **options: Any) -> nsbox.Result:
