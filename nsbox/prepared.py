@@ -83,7 +83,7 @@ def prepare(spec: Spec) -> Prepared:
     host = probe.host()
     if spec.workspace and spec.scratch == "tmpfs" and host.kernel < (6, 6):
         # tmpfs(5): without user.* extended attributes overlayfs cannot mark a directory as replaced, and rm -r fails.
-        spec = spec.replace(scratch=probe.disk_directory())
+        spec = spec.replace(scratch=probe.disk_directory() or "tmpfs")
     paths = spec.host_paths()
     # What the paths mean may change between two launches of one Spec: links, and the directory that they start from.
     try:

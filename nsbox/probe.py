@@ -125,8 +125,31 @@ def private_directory(path: str, remedy: str, mode: int = 0o700) -> str:
     return os.path.realpath(path)
 
 
-def disk_directory() -> str:
-    """A directory on disk for scratch files, where tmpfs will not do; private to the caller."""
+#: file systems that can hold the upper layer of an overlay that an ordinary user mounts
+_UPPER = frozenset(("ext4", "xfs", "btrfs", "f2fs", "bcachefs"))
+
+
+def _file_system(path: str) -> str:
+    """The type of the file system that holds ``path``, as proc_pid_mountinfo(5) names it; "" if that cannot be told."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as info, open("/proc/self/mountinfo") as mounts:
+            number = next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
+            return next((line.partition(" - ")[2].split()[0] for line in mounts if line.split()[0] == number), "")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def disk_directory() -> str | None:
+    """A directory on disk for scratch files, where tmpfs will not do; private to the caller. None where /var/tmp cannot
+    hold an overlay's upper layer either: in a container it is an overlay itself."""
+    if _file_system("/var/tmp") not in _UPPER:
+        return None
     # A privileged caller's sandboxes have ids of their own, which must be able to pass through.
     mode = 0o711 if os.geteuid() == 0 else 0o700
     return private_directory(f"/var/tmp/nsbox-{os.geteuid()}", "use --scratch DIR", mode)

@@ -188,7 +188,11 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
     say("pivot_root", "old root detached")
     upper = "upper layer on tmpfs" if spec.scratch == "tmpfs" else f"upper layer in {spec.scratch}"
     if host.kernel < (6, 6) and spec.workspace:
-        upper += ", since tmpfs cannot hold it before Linux 6.6"
+        upper += (
+            "; before Linux 6.6 a directory of --workspace cannot be removed or renamed there: use --scratch DIR on a disk"
+            if spec.scratch == "tmpfs"
+            else ", since tmpfs cannot hold it before Linux 6.6"
+        )
     say("overlay", upper)
     say("seccomp", f"allow-list {spec.seccomp}")
     if ruleset.handled:
