@@ -189,7 +189,7 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
     upper = "upper layer on tmpfs" if spec.scratch == "tmpfs" else f"upper layer in {spec.scratch}"
     if host.kernel < (6, 6) and spec.workspace:
         upper += (
-            "; before Linux 6.6 a directory of --workspace cannot be removed or renamed there: use --scratch DIR on a disk"
+            "; before Linux 6.6 no directory of --workspace can be removed or renamed there: use --scratch DIR"
             if spec.scratch == "tmpfs"
             else ", since tmpfs cannot hold it before Linux 6.6"
         )
