@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsbox import probe
 from nsbox.encode import Compiled, compile_plan
 from nsbox.errors import MountRefused, SpecError
-from nsbox.plan.compose import Cover, Plan, make_plan
+from nsbox.plan.compose import Cover, Plan, canonical, make_plan
 from nsbox.plan.filter import cached_filter
 from nsbox.probe import Host
 from nsbox.resources import cgroup, skeleton
@@ -70,7 +70,7 @@ def _guard(spec: Spec, host: Host, binds: list[tuple[str, str, bool]]) -> "Verdi
     """Ask the guard about every mount, each time: what lies in a directory changes. Raises SpecError for a refusal."""
     from nsbox import guard
 
-    allow = {os.path.realpath(path) for path in spec.allow_sensitive}
+    allow = {canonical(path) for path in spec.allow_sensitive}
     verdict = guard.check(binds, allow, guard.facts(host.state))
     if verdict.refusals:
         first = verdict.refusals[0]
@@ -86,11 +86,8 @@ def prepare(spec: Spec) -> Prepared:
         spec = spec.replace(scratch=probe.disk_directory() or "tmpfs")
     paths = spec.host_paths()
     # What the paths mean may change between two launches of one Spec: links, and the directory that they start from.
-    try:
-        where = (*map(os.path.realpath, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
-    except OSError as error:
-        raise SpecError(f"mounts: {error.filename!r} changed while it was looked at: {error.strerror}") from None
-    binds = [(option, os.path.realpath(path), option == "rw") for option, path in spec.mounts()]
+    where = (*map(canonical, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
+    binds = [(option, canonical(path), option == "rw") for option, path in spec.mounts()]
     verdict = _guard(spec, host, binds) if binds else None
     prepared = _prepare(spec, host, where, verdict)
     if not os.path.isdir(prepared.skeleton):

@@ -87,10 +87,13 @@ def _home(uid: int) -> tuple[str, str]:
     return ("root", "/root") if uid == 0 else ("user", "/home/user")
 
 
-def _absolute(path: str) -> str:
+def canonical(path: str) -> str:
     """The host path without symbolic links: the helper opens it with RESOLVE_NO_SYMLINKS, so that what the guard has
-    seen is what is mounted."""
-    return os.path.realpath(path)
+    seen is what is mounted. Raises SpecError for one that changes while it is looked at."""
+    try:
+        return os.path.realpath(path)
+    except OSError as error:
+        raise SpecError(f"mounts: {path!r} changed while it was looked at ({error.strerror}); try again") from None
 
 
 def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
@@ -98,7 +101,7 @@ def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
     ops = [Op("lower", src=SKELETON, flags=READ_ONLY | idmap)]
     layers = "l0"
     if spec.root != "host":
-        ops.append(Op("lower", src=_absolute(spec.root), flags=READ_ONLY | idmap))
+        ops.append(Op("lower", src=canonical(spec.root), flags=READ_ONLY | idmap))
         layers = "l0:l1"
     if host.privileged and not host.idmap:
         # The layers below belong to ids that do not exist inside, and overlayfs copies nothing up for those. What the
@@ -110,7 +113,7 @@ def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
     ops.append(Op("overlay", data=layers, size=0))
     if spec.root == "host":
         trees = ["/usr", *host.trees]
-        ops += [Op("bind", src=_absolute(tree), dst=tree, flags=READ_ONLY | RECURSIVE) for tree in trees]
+        ops += [Op("bind", src=canonical(tree), dst=tree, flags=READ_ONLY | RECURSIVE) for tree in trees]
         places += trees
     return ops
 
@@ -139,7 +142,7 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[Source]]:
     owner = IDMAP_OWNER if host.privileged else 0
     for option, binds, flags in (("ro", spec.ro, READ_ONLY | RECURSIVE | owner), ("rw", spec.rw, RECURSIVE | owner)):
         for bind in binds:
-            source = _absolute(bind.source)
+            source = canonical(bind.source)
             sources.append(Source(option, source, bind.source, _target(bind, option)))
             ops.append([Op("bind", src=source, dst=_target(bind, option), flags=flags)])
     for number, tmpfs in enumerate(spec.tmpfs, 1):
@@ -147,7 +150,7 @@ def _caller_ops(spec: Spec, host: Host) -> tuple[list[Op], list[Source]]:
         kind, size = ("tmpfs", tmpfs.size) if tmpfs.size else ("scratch", number)
         ops.append([Op(kind, dst=tmpfs.target, size=size, inodes=_inodes(tmpfs.size or 0), uid=spec.uid, gid=spec.uid)])
     if spec.workspace:
-        source, target = _absolute(spec.workspace.source), _target(spec.workspace, "workspace")
+        source, target = canonical(spec.workspace.source), _target(spec.workspace, "workspace")
         sources.append(Source("workspace", source, spec.workspace.source, target))
         lower = Op("lower", src=source, flags=READ_ONLY | owner)
         overlay = Op("overlay", dst=target, data=f"l{layer}", size=1, uid=spec.uid, gid=spec.uid)
@@ -240,7 +243,7 @@ def make_plan(
     ops = _root_ops(spec, host, places) + _system_ops(host)
     caller_ops, sources = _caller_ops(spec, host)
     if spec.root != "host":
-        sources.insert(0, Source("root", _absolute(spec.root), spec.root, "/"))
+        sources.insert(0, Source("root", canonical(spec.root), spec.root, "/"))
     work = str(spec.workspace.target) if spec.workspace else None
     writable = [home, "/tmp", "/var/tmp", "/run", "/dev", "/proc"]
     writable += [op.dst for op in caller_ops if op.dst and not op.flags & READ_ONLY]
@@ -270,7 +273,7 @@ def make_plan(
             links=host.links if spec.root == "host" else (),
             places=tuple(places),
             resolv_conf=egress.resolv_conf if egress else "# no network\n",
-            base=None if spec.root == "host" else _absolute(spec.root),
+            base=None if spec.root == "host" else canonical(spec.root),
         ),
         network=spec.net != "host",
         hostname=spec.hostname,
@@ -283,7 +286,7 @@ def make_plan(
         ionice=spec.ionice,
         landlock=rules,
         seccomp=spec.seccomp,
-        scratch=spec.scratch if spec.scratch == "tmpfs" else _absolute(spec.scratch),
+        scratch=spec.scratch if spec.scratch == "tmpfs" else canonical(spec.scratch),
         scratch_size=limits.scratch_size,
         scratch_inodes=_inodes(limits.scratch_size),
         staging=host.state,

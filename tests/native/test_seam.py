@@ -128,24 +128,25 @@ def pipes() -> Iterator[tuple[int, int]]:
 
 def send(blob: bytes, fds: list[int] | None = None, patience: float = 5) -> Outcome:
     """Launch ``blob``, wait for its end, and make sure that it is one."""
-    answer, pidfd = ffi.new("struct nsb_msg *"), ffi.new("int *")
+    answer, made = ffi.new("struct nsb_msg *"), ffi.new("int[2]", (-1, -1))
     with pipes() as (out, err):
         given = [out, err] if fds is None else fds
-        control = lib.nsb_launch(_native.zygote().socket, blob, len(blob), given, len(given), answer, pidfd)
-    if control < 0:
-        return Outcome(None, 0, -control)
+        ret = lib.nsb_launch(_native.zygote().socket, blob, len(blob), given, len(given), answer, made)
+    if ret < 0:
+        return Outcome(None, 0, -ret)
+    control, pidfd = made
     try:
         if answer.type == lib.NSB_MSG_FAILED:
             return Outcome(answer.type, answer.stage, -answer.err)
         assert answer.type == lib.NSB_MSG_CLONED
-        return follow(control, pidfd[0], patience)
+        return follow(control, pidfd, patience)
     finally:
         os.close(control)
-        if pidfd[0] >= 0:
+        if pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd[0], signal.SIGKILL)
-            assert select.select([pidfd[0]], [], [], 5)[0], "init does not end"
-            os.close(pidfd[0])
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            assert select.select([pidfd], [], [], 5)[0], "init does not end"
+            os.close(pidfd)
 
 
 def follow(control: int, pidfd: int, patience: float) -> Outcome:
