@@ -133,7 +133,8 @@ def start_helper() -> None:
     import nsbox
 
     nsbox.run(["true"])
-    last, now = {}, snapshot()
+    last: Snapshot = {}
+    now = snapshot()
     while last != now:
         time.sleep(0.1)
         last, now = now, snapshot()
