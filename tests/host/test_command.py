@@ -56,9 +56,11 @@ def one_line(done: subprocess.CompletedProcess[bytes], status: int) -> str:
 
 @contextlib.contextmanager
 def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """``nsbox`` running in the background."""
+    """``nsbox`` running in the background, with the signals of a shell's foreground job: whoever runs the tests from a
+    job in the background ignores SIGINT, and so would all that it starts."""
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    with subprocess.Popen([*NSBOX, *words], **options) as process:
+    foreground = ["env", "--default-signal=INT,HUP,TERM"]
+    with subprocess.Popen([*foreground, *NSBOX, *words], **options) as process:
         try:
             yield process
         finally:
