@@ -215,17 +215,14 @@ static int receive(int control, struct nsb_msg *out, int *fds, unsigned room)
     return ret == 0 ? -EPIPE : -EPROTO;
 }
 
-/* Asks the zygote for a sandbox; answers the socket to its init, with answer of type NSB_MSG_CLONED and a pidfd, or
- * NSB_MSG_FAILED. A negative answer means that the zygote itself could not be asked. */
-int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
-               int *made)
+/* Sends a packet with a blob, a new socket to answer on, and fds beside it; answers our end of that socket. */
+static int send_blob(int sock, const void *packet, size_t packet_size, const void *blob, size_t size, const int *fds,
+                     unsigned n_fds)
 {
-    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2};
     int pair[2], all[MAX_FDS];
-    made[0] = made[1] = -1;
     if (n_fds + 2 > MAX_FDS)
         return -E2BIG;
-    OWNED_FD memory = sealed_memory("nsbox-plan", blob, size, 0);
+    OWNED_FD memory = sealed_memory("nsbox-blob", blob, size, 0);
     if (memory < 0)
         return memory;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
@@ -233,44 +230,42 @@ int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsign
     all[0] = memory;
     all[1] = pair[1];
     memcpy(all + 2, fds, n_fds * sizeof *fds);
-    int ret = send_with(zygote, &request, sizeof request, all, n_fds + 2);
+    int ret = send_with(sock, packet, packet_size, all, n_fds + 2);
     close(pair[1]);
-    if (ret == 0) {
-        ret = receive(pair[0], answer, &made[1], 1);
-        if (ret == -EPIPE) /* it was asked, and said nothing: dropped, or it died just now */
-            ret = -ENODATA;
-    }
-    if (ret >= 0) {
-        made[0] = pair[0];
-        return 0;
-    }
+    if (ret == 0)
+        return pair[0];
     close(pair[0]);
     return ret;
+}
+
+/* Asks the zygote for a sandbox: 0, with answer of type NSB_MSG_CLONED or NSB_MSG_FAILED and made the socket to its init
+ * and a pidfd, or -1 for either. A negative answer means that the zygote itself could not be asked. */
+int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
+               int *made)
+{
+    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2};
+    made[0] = made[1] = -1;
+    int sock = send_blob(zygote, &request, sizeof request, blob, size, fds, n_fds);
+    if (sock < 0)
+        return sock;
+    int ret = receive(sock, answer, &made[1], 1);
+    if (ret >= 0) {
+        made[0] = sock;
+        return 0;
+    }
+    close(sock);
+    return ret == -EPIPE ? -ENODATA : ret; /* it was asked, and said nothing: dropped, or it died just now */
 }
 
 /* Asks a sandbox's init to start another program; answers the socket to the watcher of that program. */
 int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds)
 {
     struct nsb_msg msg = {.type = NSB_MSG_RUN, .err = (int)size};
-    int pair[2], all[MAX_FDS];
-    if (n_fds + 2 > MAX_FDS)
-        return -E2BIG;
-    OWNED_FD memory = sealed_memory("nsbox-command", blob, size, 0);
-    if (memory < 0)
-        return memory;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
-        return -errno;
-    all[0] = memory;
-    all[1] = pair[1];
-    memcpy(all + 2, fds, n_fds * sizeof *fds);
     /* An init that was taken over may never read: nobody waits for it longer than an honest one could take. */
     struct pollfd room = {control, POLLOUT, 0};
-    int ret = poll(&room, 1, 5000) == 1 ? send_with(control, &msg, sizeof msg, all, n_fds + 2) : -EAGAIN;
-    close(pair[1]);
-    if (ret == 0)
-        return pair[0];
-    close(pair[0]);
-    return ret;
+    if (poll(&room, 1, 5000) != 1)
+        return -EAGAIN;
+    return send_blob(control, &msg, sizeof msg, blob, size, fds, n_fds);
 }
 
 /* openat2(2), which the C library does not wrap. RESOLVE_IN_ROOT makes a sandbox's root the end of every path. */
