@@ -323,20 +323,33 @@ static NORETURN void watch_later(struct watcher *init, struct command *c)
     watch(&w);
 }
 
+/* Maps the blob of a command; what it says of itself has been checked then. */
+static long map_command(struct command *c, int blob, uint64_t size)
+{
+    if (size < sizeof *c->is || size > NSB_MAX_BLOB)
+        return -EPROTO;
+    long at = NSB_CALL(__NR_mmap, 0, size, PROT_READ_WRITE, MAP_PRIVATE, blob, 0);
+    if (at < 0 && at > -4096)
+        return at;
+    c->base = (char *)at;
+    c->is = (struct nsb_command *)at;
+    if (command_valid(c->base, size, c->is) && c->is->argc)
+        return 0;
+    NSB_CALL(__NR_munmap, at, size);
+    return -EPROTO;
+}
+
 /* NSB_MSG_RUN. What is malformed is answered on the command's own socket where there is one, else dropped. */
 static void run_later(struct watcher *init, const struct nsb_msg *msg, const int *fds, unsigned n)
 {
     struct command c = {.control = n > 1 ? fds[1] : -1};
     struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
     uint64_t size = (uint32_t)msg->err;
-    if (n < 2 || size < sizeof *c.is || size > NSB_MAX_BLOB)
+    why.err = n < 2 ? -EPROTO : (int)map_command(&c, fds[0], size);
+    if (why.err < 0)
         return report(c.control, NSB_MSG_FAILED, &why, 0);
-    long at = NSB_CALL(__NR_mmap, 0, size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
-    if (at < 0 && at > -4096)
-        return report(c.control, NSB_MSG_FAILED, &why, 0);
-    c.base = (char *)at;
-    c.is = (struct nsb_command *)at;
-    if (command_valid(c.base, size, c.is) && c.is->argc && take_descriptors(&c, fds + 1, n - 1) == 0) {
+    why.err = take_descriptors(&c, fds + 1, n - 1);
+    if (why.err == 0) {
         long pid = NSB_CALL(__NR_clone, SIGNAL_CHLD);
         if (pid == 0)
             watch_later(init, &c);
@@ -344,7 +357,24 @@ static void run_later(struct watcher *init, const struct nsb_msg *msg, const int
     }
     if (why.err < 0)
         report(c.control, NSB_MSG_FAILED, &why, 0);
-    NSB_CALL(__NR_munmap, at, size);
+    NSB_CALL(__NR_munmap, c.base, size);
+}
+
+/* NSB_MSG_START: a sandbox that was made ahead gets the program of its launch, on the streams that it was made with. */
+static void start_first(struct watcher *w, const struct nsb_msg *msg, const int *fds, unsigned n)
+{
+    struct command *c = w->command;
+    if (w->payload >= 0)
+        return;
+    long ret = n == 1 ? map_command(c, fds[0], (uint32_t)msg->err) : -EPROTO;
+    if (ret < 0)
+        refuse(w, NSB_MSG_FAILED, ret, 0);
+    if (!(c->is->flags & NSB_STDIN)) {
+        nsb_close_fd(&c->input);
+        c->input = -1;
+    }
+    w->stamps = 0; /* they were told when it was made */
+    start_command(w);
 }
 
 static void read_control(struct watcher *w)
@@ -372,6 +402,8 @@ static void read_control(struct watcher *w)
     }
     if (ret == sizeof msg && msg.type == NSB_MSG_RUN && w->is_init)
         run_later(w, &msg, fds, n);
+    if (ret == sizeof msg && msg.type == NSB_MSG_START && w->is_init)
+        start_first(w, &msg, fds, n);
     while (n)
         nsb_close(fds[--n]);
 }

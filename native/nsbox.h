@@ -109,7 +109,8 @@ enum nsb_msg_type {
     NSB_MSG_KILL = 64,    /* host: kill every process of this sandbox, or of this command, then report */
     NSB_MSG_SIGNAL,       /* host: err is a signal for the payload; with op 1 for every process of the sandbox */
     NSB_MSG_GO,           /* host: the maps are written */
-    NSB_MSG_RUN           /* host: start another program; err is the size of the blob, which comes first of the descriptors */
+    NSB_MSG_RUN,          /* host: start another program; err is the size of the blob, which comes first of the descriptors */
+    NSB_MSG_START         /* host: start the program of a launch that had none; err and descriptor as above, and no more */
 };
 
 struct nsb_msg {

@@ -215,22 +215,32 @@ static int receive(int control, struct nsb_msg *out, int *fds, unsigned room)
     return ret == 0 ? -EPIPE : -EPROTO;
 }
 
-/* Sends a packet with a blob, a new socket to answer on, and fds beside it; answers our end of that socket. */
+/* Sends a packet with a blob and fds beside it. */
 static int send_blob(int sock, const void *packet, size_t packet_size, const void *blob, size_t size, const int *fds,
                      unsigned n_fds)
 {
-    int pair[2], all[MAX_FDS];
-    if (n_fds + 2 > MAX_FDS)
+    int all[MAX_FDS];
+    if (n_fds + 1 > MAX_FDS)
         return -E2BIG;
     OWNED_FD memory = sealed_memory("nsbox-blob", blob, size, 0);
     if (memory < 0)
         return memory;
+    all[0] = memory;
+    memcpy(all + 1, fds, n_fds * sizeof *fds);
+    return send_with(sock, packet, packet_size, all, n_fds + 1);
+}
+
+/* The same with a new socket to answer on before fds; answers our end of that socket. */
+static int ask(int sock, const void *packet, size_t packet_size, const void *blob, size_t size, const int *fds, unsigned n_fds)
+{
+    int pair[2], all[MAX_FDS];
+    if (n_fds + 1 > MAX_FDS)
+        return -E2BIG;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         return -errno;
-    all[0] = memory;
-    all[1] = pair[1];
-    memcpy(all + 2, fds, n_fds * sizeof *fds);
-    int ret = send_with(sock, packet, packet_size, all, n_fds + 2);
+    all[0] = pair[1];
+    memcpy(all + 1, fds, n_fds * sizeof *fds);
+    int ret = send_blob(sock, packet, packet_size, blob, size, all, n_fds + 1);
     close(pair[1]);
     if (ret == 0)
         return pair[0];
@@ -245,7 +255,7 @@ int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsign
 {
     struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2};
     made[0] = made[1] = -1;
-    int sock = send_blob(zygote, &request, sizeof request, blob, size, fds, n_fds);
+    int sock = ask(zygote, &request, sizeof request, blob, size, fds, n_fds);
     if (sock < 0)
         return sock;
     int ret = receive(sock, answer, &made[1], 1);
@@ -257,15 +267,27 @@ int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsign
     return ret == -EPIPE ? -ENODATA : ret; /* it was asked, and said nothing: dropped, or it died just now */
 }
 
+/* An init that was taken over may never read: nobody waits for it longer than an honest one could take. */
+static int has_room(int control)
+{
+    struct pollfd room = {control, POLLOUT, 0};
+    return poll(&room, 1, 5000) == 1 ? 0 : -EAGAIN;
+}
+
 /* Asks a sandbox's init to start another program; answers the socket to the watcher of that program. */
 int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds)
 {
-    struct nsb_msg msg = {.type = NSB_MSG_RUN, .err = (int)size};
-    /* An init that was taken over may never read: nobody waits for it longer than an honest one could take. */
-    struct pollfd room = {control, POLLOUT, 0};
-    if (poll(&room, 1, 5000) != 1)
-        return -EAGAIN;
-    return send_blob(control, &msg, sizeof msg, blob, size, fds, n_fds);
+    const struct nsb_msg msg = {.type = NSB_MSG_RUN, .err = (int)size};
+    int ret = has_room(control);
+    return ret < 0 ? ret : ask(control, &msg, sizeof msg, blob, size, fds, n_fds);
+}
+
+/* Has the init of a sandbox that was made without a program start it. */
+int nsb_start(int control, const void *blob, size_t size)
+{
+    const struct nsb_msg msg = {.type = NSB_MSG_START, .err = (int)size};
+    int ret = has_room(control);
+    return ret < 0 ? ret : send_blob(control, &msg, sizeof msg, blob, size, NULL, 0);
 }
 
 /* openat2(2), which the C library does not wrap. RESOLVE_IN_ROOT makes a sandbox's root the end of every path. */

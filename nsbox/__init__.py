@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from nsbox import errors as errors
     from nsbox.aio import AsyncSandbox as AsyncSandbox
     from nsbox.aio import arun as arun
+    from nsbox.aio_pool import AsyncPool as AsyncPool
     from nsbox.api import run as run
     from nsbox.box import Sandbox as Sandbox
+    from nsbox.pool import Pool as Pool
     from nsbox.report import Result as Result
     from nsbox.secrets import Secret as Secret
     from nsbox.spec import Bind as Bind
@@ -21,8 +23,21 @@ __version__ = "0.1.0"
 _HOME = {"run": "api", "Sandbox": "box", "Result": "report", "Secret": "secrets"} | dict.fromkeys(
     ("Bind", "Spec", "Tmpfs"), "spec"
 )
-_HOME |= {"AsyncSandbox": "aio", "arun": "aio"}
-__all__ = ["AsyncSandbox", "Bind", "Result", "Sandbox", "Secret", "Spec", "Tmpfs", "arun", "errors", "run"]
+_HOME |= {"AsyncSandbox": "aio", "arun": "aio", "AsyncPool": "aio_pool", "Pool": "pool"}
+__all__ = [
+    "AsyncPool",
+    "AsyncSandbox",
+    "Bind",
+    "Pool",
+    "Result",
+    "Sandbox",
+    "Secret",
+    "Spec",
+    "Tmpfs",
+    "arun",
+    "errors",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

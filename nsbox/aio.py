@@ -24,7 +24,7 @@ from nsbox.supervise import Run
 MAX_BUFFERED = 1 << 20  #: bytes that an iterator holds for a slow consumer before the command has to wait
 
 
-class _Watch:
+class Watch:
     """Drives one Run by an event loop. Its descriptors are in an epoll of its own, which is one descriptor for the
     loop: asyncio knows neither urgent news of a cgroup (EPOLLPRI) nor descriptors that are watched for their end alone.
     """
@@ -143,7 +143,7 @@ class AsyncProcess:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._writable: asyncio.Future[None] | None = None
         self._writing = -1
-        self._watch = _Watch(process.watched, self._ended)
+        self._watch = Watch(process.watched, self._ended)
 
     def _ended(self, error: BaseException | None) -> None:
         if not self._process.is_over:

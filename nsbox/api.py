@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsbox.crossing import Crossing, Review, target_of
-from nsbox.errors import CommandError, SpecError
+from nsbox.errors import SpecError
 from nsbox.launch import launch, prepare
 from nsbox.report import Result
 from nsbox.spec import Spec
@@ -82,13 +82,7 @@ def run(
 
             forwards = publish_all(publish, handle, watch)
         drive([watch])
-        if isinstance(watch.error, CommandError):
-            watch.error.command = words[0]
-        if watch.error is not None:
-            raise watch.error
-        result = Result(watch, handle.id, words)
-        crossing.finish(handle, result)
-        return result
+        return crossing.conclude(watch)
     except BaseException as error:
         crossing.fail(error)
         raise

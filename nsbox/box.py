@@ -11,50 +11,58 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from nsbox.ahead import Ahead, handshake
 from nsbox.boxchanges import BoxCrossing
 from nsbox.change import ChangeSet
 from nsbox.commands import Commands
 from nsbox.crossing import target_of
-from nsbox.errors import SandboxUnavailable, SpecError
+from nsbox.errors import SpecError
 from nsbox.files import Files
 from nsbox.handle import Handle
 from nsbox.launch import launch, prepare
 from nsbox.process import PIPE as PIPE
 from nsbox.process import Process as Process
 from nsbox.spec import Spec
-from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
     from nsbox.outgoing import Applied, Exported
+    from nsbox.pool import Pool
     from nsbox.ports import Forward
     from nsbox.resources.egress import Egress
     from nsbox.snapshot import Snapshot
-
-START_TIMEOUT_S = 30.0
 
 
 class Sandbox(Commands):
     """A sandbox that stays until it is closed. Use it with ``with``; ``close`` is idempotent.
 
     Made from a Spec or from the options of one; ``log`` as in ``nsbox.run``; ``snapshot`` is a state to start from.
-    Raises what ``nsbox.run`` raises. Memory, processors, processes and disk are limits of the whole box; wall clock,
-    processor time and output count for each command by itself. Any thread may use it.
-    """
+    ``ahead`` is for ``from_pool``. Raises what ``nsbox.run`` raises. Memory, processors, processes and disk are limits
+    of the whole box; wall clock, processor time and output count for each command by itself. Any thread may use it."""
 
     def __init__(
-        self, spec: Spec | None = None, *, log: Any = None, snapshot: "Snapshot | None" = None, **options: Any
+        self,
+        spec: Spec | None = None,
+        *,
+        log: Any = None,
+        snapshot: "Snapshot | None" = None,
+        ahead: Ahead | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         spec = spec or (snapshot.spec if snapshot else None)
         self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
-        self.id = os.urandom(8).hex()
+        self.id = ahead.handle.id if ahead else os.urandom(8).hex()
         self._forwards: list[Forward] = []
         self._layers = snapshot.layers if snapshot else ()
         self.started_at = time.time()
         self._crossing = BoxCrossing(self.spec, self.id, target_of(self.spec, log))
         try:
-            self._prepared = prepare(self.spec)
-            self._start()
+            if ahead:
+                self._prepared = ahead.handle.prepared
+                self._adopt(ahead.lease(self._crossing))
+            else:
+                self._prepared = prepare(self.spec)
+                self._start()
         except BaseException as error:
             self._crossing.fail(error)
             self._crossing.close()
@@ -71,8 +79,18 @@ class Sandbox(Commands):
         handle.layers = self._layers
         handle.started_at = handle.started_at if since is None else since
         try:
-            _handshake(handle)
-            crossing.opened(handle)
+            handshake(handle)
+        except BaseException:
+            handle.close()
+            raise
+        self._adopt(handle)
+
+    def _adopt(self, handle: Handle) -> None:
+        """Live in a sandbox whose init waits."""
+        try:
+            for name in ("stdout", "stderr", "stdin"):
+                handle.close_stream(name)
+            self._crossing.opened(handle)
             self._files = Files(handle.root_fd, handle.host_ids, self._prepared.plan.cwd)
         except BaseException:
             handle.close()
@@ -124,6 +142,17 @@ class Sandbox(Commands):
     def from_snapshot(cls, snapshot: "Snapshot", **options: Any) -> Self:
         """A new box with the files of a snapshot, and its Spec with some ``options`` changed."""
         return cls(snapshot=snapshot, **options)
+
+    @classmethod
+    def from_pool(cls, pool: "Pool", *, log: Any = None) -> Self:
+        """A box that a pool has made ahead, and nobody used before: it is there at once. ``log``: in place of the
+        pool's. Raises SandboxUnavailable when the pool is closed or has none to give."""
+        ahead = pool.take()
+        try:
+            return cls(pool.spec, log=pool.target if log is None else log, ahead=ahead)
+        except BaseException:
+            ahead.close()
+            raise
 
     def fork(self, count: int, **options: Any) -> list[Self]:
         """``count`` new boxes with the files of this one, which share all that is there now. The caller closes each."""
@@ -220,15 +249,3 @@ class Sandbox(Commands):
         if self._handle is not None:
             warnings.warn(f"sandbox {self.id} was never closed; use it with 'with'", ResourceWarning, stacklevel=2)
             self.close()
-
-
-def _handshake(handle: Handle) -> None:
-    """Wait until init has built the root and given up its privileges."""
-    run = Run(handle, timeout=START_TIMEOUT_S, streams=False)
-    drive([run], until=lambda: run.started or run.error is not None)
-    if run.error is not None:
-        raise run.error
-    if not run.started:
-        raise SandboxUnavailable("the sandbox did not start in time", remedy="run: nsbox doctor")
-    for name in ("stdout", "stderr", "stdin"):
-        handle.close_stream(name)

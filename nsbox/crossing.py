@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsbox.errors import HostError, MountRefused, NsboxError, SpecError
+from nsbox.errors import CommandError, HostError, MountRefused, NsboxError, SpecError
 from nsbox.handle import Handle
 from nsbox.report import Result
 from nsbox.spec import Spec
+from nsbox.supervise import Run
 
 if TYPE_CHECKING:
     from nsbox.boundary import Log
@@ -137,6 +138,17 @@ class Crossing:
         finally:
             os.close(upper)
         _note(result, verdicts)
+
+    def conclude(self, watch: Run) -> Result:
+        """The run is over: its result, once the record is complete. Raises what went wrong, and what ``finish``
+        raises."""
+        if isinstance(watch.error, CommandError):
+            watch.error.command = self.argv[0]
+        if watch.error is not None:
+            raise watch.error
+        result = Result(watch, watch.handle.id, self.argv)
+        self.finish(watch.handle, result)
+        return result
 
     def finish(self, handle: Handle, result: Result) -> None:
         """The run is over: limits, outputs, the end. Raises LogError, and SpecError for an incomplete set to apply."""

@@ -180,9 +180,9 @@ def window(rows: int, columns: int) -> int:
     return rows << 16 | columns
 
 
-def waiting(n_join: int = 0) -> Command:
-    """No program yet: the sandbox waits for NSB_MSG_RUN."""
-    return Command((), {}, "/", 0, n_join)
+def waiting(n_join: int = 0, flags: int = 0) -> Command:
+    """No program yet: the sandbox waits for NSB_MSG_RUN, or for NSB_MSG_START."""
+    return Command((), {}, "/", flags, n_join)
 
 
 def _write_command(out: Any, writer: Writer, what: Command) -> None:

@@ -50,6 +50,16 @@ def start_command(box: Handle, what: Command) -> CommandHandle:
     return handle
 
 
+def start_program(handle: Handle, what: Command) -> None:
+    """Have a sandbox that was made without a program start it, on the streams that it was made with. Raises
+    SandboxUnavailable when the sandbox has ended."""
+    blob = command_blob(what)
+    ret = lib.nsb_start(handle.control, blob, len(blob))
+    if ret < 0:
+        raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
+    _count_execution()
+
+
 def _count_execution() -> None:
     """For the share of executions that go through sandboxes, where anybody counts them."""
     counter = sys.modules.get("nsbox.coverage")
@@ -151,7 +161,11 @@ def _launch(
         if prepared.spec.secrets:
             handle.secrets = secrets.resolve(prepared.spec.secrets)
         environment = {**(plan.env if env is None else env), **handle.secrets.environment()}
-        what = command(argv, environment, cwd or plan.cwd, flags, len(join)) if argv is not None else waiting(len(join))
+        what = (
+            command(argv, environment, cwd or plan.cwd, flags, len(join))
+            if argv is not None
+            else waiting(len(join), flags)
+        )
         if isinstance(tty, tuple):
             what = what._replace(detail=window(*tty))
         passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)

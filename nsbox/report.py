@@ -22,6 +22,8 @@ _USAGE = (
 class Result:
     """How a run ended. ``stdout`` and ``stderr`` are the bytes kept; ``exit_code`` is None when a signal ended it."""
 
+    lease: dict[str, Any]  #: only of a sandbox made ahead: by what it is known to be fresh
+
     def __init__(self, run: Run, sandbox_id: str, argv: list[str]) -> None:
         self.limits_hit: list[dict[str, Any]] = run.conclude(run.handle.prepared.spec.limits.output)
         status = run.status

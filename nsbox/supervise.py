@@ -315,9 +315,9 @@ class Run:
     def _take(self, first: bool, got: int) -> None:
         """Keep the descriptors of the first NSB_MSG_STARTED, if they are as many as were asked for: the root and the
         scratch file system, the master of a terminal. Whatever else came along is closed."""
-        names = [] if self.handle.is_command else ["root_fd", "scratch_fd"]
-        if self.handle.prepared.spec.secrets and not self.handle.is_command:
-            names.append("secrets_fd")
+        names = []
+        if not self.handle.is_command and self.handle.root_fd < 0:  # else it was made ahead, and has told of them then
+            names = ["root_fd", "scratch_fd", *(["secrets_fd"] if self.handle.prepared.spec.secrets else [])]
         if self._tty:
             names.append("stdout")
         fds = [self._fds[number] for number in range(got)]

@@ -155,6 +155,8 @@ class Group(BaseGroup):
 
     def oom_event(self) -> int:
         """An eventfd(2) that counts the times the group ran out of memory, -1 where there is none."""
+        if "oom" in self.files:
+            return self.files["oom"]
         try:
             event = self.files["oom"] = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             control = self.open("memory.oom_control")

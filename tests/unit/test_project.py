@@ -18,9 +18,9 @@ ORDER = (
     "errors | frozen | units | secrets | spec profiles | places trust masking | guard | change | "
     "_native | probe | plan | encode | resources | janitor watch | prepared | failures | handle | "
     "launch | enforce | supervise ports | tree | contents copying layers budget | snapshot snapshot_tar | "
-    "diff changes outgoing | transfer boundary telemetry record alarm | report | crossing | "
+    "diff changes outgoing | transfer boundary telemetry record alarm stock | report | crossing | ahead | "
     "pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | rooted | "
-    "files find archive | boxchanges | pausing | process commands shell | box | aio |  | python_env | "
+    "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool |  | python_env | "
     "cli_options cli_output | cli_review cli_log cli_stats | cli_shell cli_run | cli_python | cli | "
     "__main__ | integrations"
 )

@@ -1,0 +1,124 @@
+"""A sandbox made ahead: complete up to its program, which its init starts when it is told.
+
+Everything that a launch does is done by then, from the namespaces to the seccomp filter; what is left is one message,
+and init's vfork and exec. Nothing has run inside but init, so that whoever gets it is the first."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nsbox._native import lib
+from nsbox.crossing import Crossing
+from nsbox.encode import command, window
+from nsbox.errors import SandboxUnavailable
+from nsbox.handle import Handle
+from nsbox.launch import Argument, launch, start_program
+from nsbox.prepared import Prepared
+from nsbox.supervise import Run, drive
+
+START_TIMEOUT_S = 30.0
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+
+
+def handshake(handle: Handle) -> None:
+    """Wait until init has built the root and given up its privileges. Raises SetupError, SandboxUnavailable."""
+    run = Run(handle, timeout=START_TIMEOUT_S, streams=False)
+    held, handle.stdin = handle.stdin, -1  # it is for the program: a run without input would end it
+    try:
+        drive([run], until=lambda: run.started or run.error is not None)
+    finally:
+        handle.stdin = held
+    if run.error is not None:
+        raise run.error
+    if not run.started:
+        raise SandboxUnavailable("the sandbox did not start in time", remedy="run: nsbox doctor")
+
+
+class Ahead:
+    """Raises what a launch raises, when it is made. It owns a handle, until ``close`` or until somebody takes that."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._crossing: Crossing | None = None
+        self.handle = launch(prepared, None, stdin=True, on_network=self._on_network)
+        try:
+            handshake(self.handle)
+        except BaseException:
+            self.handle.close()
+            raise
+        self.made_at = time.time()
+        self.identity = _identity(self.handle)
+
+    def _on_network(self, event: str, fields: dict[str, Any]) -> None:
+        if self._crossing is not None:
+            self._crossing.on_network(event, fields)
+
+    def healthy(self) -> bool:
+        """Whether it can be given out: its init waits."""
+        return self.handle.control >= 0 and self.handle.alive()
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self.handle.close()
+
+    def lease(self, crossing: Crossing) -> Handle:
+        """From now on it is somebody's: its time begins, and ``crossing`` is told what crosses."""
+        handle, self._crossing = self.handle, crossing
+        handle.started_at = time.monotonic()
+        crossing.began = time.time()
+        crossing.begin(handle)
+        return handle
+
+    def proof(self) -> dict[str, Any]:
+        """For the report: what shows that nobody used it before."""
+        return {**self.identity, "made_at": self.made_at, "ready_s": round(time.time() - self.made_at, 6)}
+
+
+def _identity(handle: Handle) -> dict[str, Any]:
+    """Numbers by which the kernel tells this sandbox from all others that exist."""
+    namespaces = {}
+    for name in NAMESPACES:
+        try:
+            namespaces[name] = os.stat(f"/proc/{handle.pid}/ns/{name}").st_ino
+        except OSError:  # an ordinary user may not look at an init that is not dumpable (ptrace(2))
+            break
+    return {
+        "init_pid": handle.pid,
+        "namespaces": namespaces,
+        "cgroup": handle.cgroup.paths[0] if handle.cgroup else None,
+        "root_device": os.fstat(handle.root_fd).st_dev,
+        "scratch_device": os.fstat(handle.scratch_fd).st_dev,
+    }
+
+
+def begin(
+    handle: Handle,
+    argv: Sequence[Argument],
+    env: Mapping[str, str],
+    *,
+    stdin: bytes | str | int | None = None,
+    tty: bool | tuple[int, int] = False,
+    on_tty: Callable[[int], object] | None = None,
+    on_stdout: Callable[[bytes], object] | None = None,
+    on_stderr: Callable[[bytes], object] | None = None,
+) -> Run:
+    """Have a sandbox made ahead start its program. Raises SpecError, SandboxUnavailable; the handle stays the
+    caller's."""
+    spec, plan = handle.prepared.spec, handle.prepared.plan
+    flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
+    variables = {**plan.env, **handle.secret_variables(), **env}
+    what = command(argv, variables, plan.cwd, flags)
+    if isinstance(tty, tuple):
+        what = what._replace(detail=window(*tty))
+    if flags != lib.NSB_STDIN:
+        handle.close_stream("stdin")
+    start_program(handle, what)
+    return Run(
+        handle,
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        timeout=spec.limits.timeout,
+        output=spec.limits.output,
+        on_stdout=on_stdout,
+        on_stderr=on_stderr,
+        tty=on_tty or bool(tty),
+    )
