@@ -8,7 +8,8 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True)
 def frozen(cls: type[T]) -> type[T]:
     """Gives a class of annotated fields ``__init__`` (which ends with ``__post_init__``, where there is one), equality,
-    hash and repr by value, and refuses assignment. Defaults must be immutable."""
+    hash and repr by value, and refuses assignment. Defaults must be immutable. What a ``cached_property`` keeps in an
+    instance counts for none of these."""
     names = tuple(cls.__annotations__)
     defaults = {name: vars(cls)[name] for name in names if name in vars(cls)}
     finish = vars(cls).get("__post_init__")
@@ -29,7 +30,9 @@ def frozen(cls: type[T]) -> type[T]:
         __setattr__(self, name, None)
 
     def __eq__(self: Any, other: object) -> Any:
-        return vars(self) == vars(other) if type(other) is cls else NotImplemented
+        if type(other) is not cls:
+            return NotImplemented
+        return self is other or all(vars(self)[name] == vars(other)[name] for name in names)
 
     def __hash__(self: Any) -> int:
         return hash(tuple(map(vars(self).__getitem__, names)))

@@ -4,6 +4,7 @@ A ``Spec`` says nothing about how; ``nsbox.plan`` turns it into operations for o
 system encoding with ``surrogateescape``, so that every byte a path can hold survives.
 """
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -296,16 +297,19 @@ class Spec:
             raise SpecError(f"cpuset: {self.cpuset!r} names no processor")
         return frozenset(found)
 
-    @property
+    @functools.cached_property
     def limits(self) -> Limits:
         """The limits with None for ``unlimited``."""
         values = {name: getattr(self, name) for name in _LIMIT_PARSERS}
         return Limits(**{name: None if value == units.UNLIMITED else value for name, value in values.items()})
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        values = map(vars(self).__getitem__, _ORDER)
+        return hash(tuple(frozenset(v.items()) if isinstance(v, Mapping) else v for v in values))
+
     def __hash__(self) -> int:
-        return hash(
-            tuple(frozenset(v.items()) if isinstance(v, Mapping) else v for v in map(self.__getattribute__, _ORDER))
-        )
+        return self._hash
 
     def mounts(self) -> tuple[tuple[str, str], ...]:
         """(option, host path) of everything of the host that is shown inside."""
@@ -321,11 +325,14 @@ class Spec:
     def replace(self, **changes: Any) -> "Spec":
         """A copy with some fields changed, checked anew."""
         _known(changes)
-        return Spec(**{**vars(self), **changes})
+        return Spec(**{**{name: vars(self)[name] for name in _ORDER}, **changes})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
         """A Spec from plain values, as ``to_dict`` or a profile file gives them; unknown keys are refused by name."""
+        if "secrets" not in values and all(isinstance(value, str | int | float) for value in values.values()):
+            # Most calls have few options, again and again the same; True and 1 are equal but not the same.
+            return _plain(tuple((name, type(value), value) for name, value in values.items()))
         _known(values)
         return cls(**values)
 
@@ -360,6 +367,13 @@ class Spec:
     def to_toml(self) -> str:
         """The Spec as a profile file."""
         return "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(self.to_dict().items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _plain(options: tuple[tuple[str, type, str | int | float], ...]) -> Spec:
+    _known(name for name, _, _ in options)
+    values: dict[str, Any] = {name: value for name, _, value in options}
+    return Spec(**values)
 
 
 def _known(values: Iterable[str]) -> None:
