@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Tests below these folders launch sandboxes.
 GUARDED = {"host", "native", "escape", "faults", "cases"}
@@ -20,6 +21,15 @@ NOT_OURS = ("nsbox-bootstrap.", "nsbox-build-", "nsbox-ci.", "nsbox-vm-", "pytes
 KEPT = re.compile(r"/nsbox/skeleton|/nsbox/\d+-\d+( \(deleted\))?$|/nsbox/[^/]+/\d+-ready")
 
 Snapshot = dict[str, set[str]]
+
+# A machine that is busy makes no test fail, and neither does the luck of one run: NSBOX_EXPLORE=1 tries other examples.
+settings.register_profile(
+    "nsbox",
+    deadline=None,
+    derandomize="NSBOX_EXPLORE" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("nsbox")
 
 
 def _read(path: str) -> str:
