@@ -22,6 +22,7 @@ from nsbox.launch import Argument, start_command
 from nsbox.prepared import Prepared
 from nsbox.process import PIPE, Process
 from nsbox.report import Result
+from nsbox.rooted import Entries
 from nsbox.spec import Limits, Spec
 from nsbox.supervise import Run
 
@@ -165,6 +166,10 @@ class Commands:
     def write_file(self, path: str | os.PathLike[str], data: bytes | str, **options: Any) -> None:
         """See ``Files.write_file``."""
         self.files.write_file(path, data, **options)
+
+    def list(self, path: str | os.PathLike[str] = ".") -> Entries:
+        """See ``Files.list``."""
+        return self.files.list(path)
 
     def _open_handle(self) -> Handle:
         handle = self._handle

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nsbox import inputs
 from nsbox.errors import CommandError, HostError, MountRefused, NsboxError, SpecError
 from nsbox.handle import Handle
 from nsbox.report import Result
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from nsbox.record import Record
 
 WORKSPACE_UPPER = "u1"  # native/mounts.c: the overlay that the plan numbers 1
-_MODES = {"rw": "rw", "workspace": "cow"}
 #: Is shown the changes as text, and says whether they may be taken out.
 Review = Callable[[str], bool]
 
@@ -37,6 +37,7 @@ class Crossing:
         self.record: Record | None = None
         self.began = time.time()
         self._handle: Handle | None = None
+        self._inputs: list[dict[str, Any]] = []  #: with hashes, where there is a log
         self._failed: NsboxError | None = None
         if spec.export is not None:
             _check_export(spec.export)
@@ -72,8 +73,9 @@ class Crossing:
             max_lifetime_s=self.longest(),
             pid=os.getpid(),
         )
-        for source in handle.prepared.plan.sources:
-            record.input(source.path, source.option, _MODES.get(source.option, "ro"))
+        self._inputs = inputs.with_hashes(inputs.describe(handle.prepared))
+        for entry in self._inputs:
+            record.input(entry["path"], entry["kind"], entry["mode"], entry["bytes"], entry.get("sha256"))
         for secret in handle.secrets.secrets:
             record.secret_delivered(secret.name, secret.deliver, secret.ttl)
 
@@ -153,6 +155,8 @@ class Crossing:
     def finish(self, handle: Handle, result: Result) -> None:
         """The run is over: limits, outputs, the end. Raises LogError, and SpecError for an incomplete set to apply."""
         lifetime = time.time() - self.began
+        if self._inputs:
+            result.boundary["inputs"] = self._inputs
         if self._failed is not None:
             raise self._failed
         if self.record is not None:  # before anything is taken out: a log that fails by now stops it

@@ -6,12 +6,12 @@ import time
 from itertools import pairwise
 from typing import Any
 
+from nsbox import inputs
 from nsbox.errors import CommandFailed, LimitExceeded, TimeoutExceeded
 from nsbox.secrets import describe
 from nsbox.supervise import Run
 
 SCHEMA = 1
-_MODES = {"rw": "rw", "workspace": "cow"}
 REASONS = ("exited", "signaled", "timeout", "cpu_time", "memory", "pids", "disk", "output", "cancelled", "error")
 _USAGE = (
     *("cpu_user_s", "cpu_system_s", "memory_peak_bytes", "pids_peak", "disk_used_bytes"),
@@ -44,10 +44,7 @@ class Result:
         self.enforced: dict[str, dict[str, str]] = run.handle.prepared.plan.enforced
         verdict = run.handle.prepared.verdict
         self.boundary: dict[str, list[dict[str, Any]]] = {
-            "inputs": [
-                {"path": source.path, "kind": source.option, "mode": _MODES.get(source.option, "ro")}
-                for source in run.handle.prepared.plan.sources
-            ],
+            "inputs": inputs.describe(run.handle.prepared),
             "destinations": run.handle.egress.record() if run.handle.egress else [],
             "sensitive_mounts": [item._asdict() for item in verdict.let_through] if verdict else [],
             "outputs": [],

@@ -14,6 +14,7 @@ from nsbox import secrets, units
 from nsbox.errors import SpecError
 from nsbox.frozen import frozen
 from nsbox.secrets import Secret
+from nsbox.toml import toml
 
 NETWORKS = ("none", "filtered", "host")
 NET_PATHS = ("auto", "veth", "gateway")
@@ -366,7 +367,7 @@ class Spec:
 
     def to_toml(self) -> str:
         """The Spec as a profile file."""
-        return "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(self.to_dict().items()))
+        return "".join(f"{key} = {toml(value)}\n" for key, value in sorted(self.to_dict().items()))
 
 
 @functools.lru_cache(maxsize=64)
@@ -380,21 +381,6 @@ def _known(values: Iterable[str]) -> None:
     unknown = sorted(set(values) - FIELDS)
     if unknown:
         raise SpecError(f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(FIELDS))}")
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        escaped = "".join(c if c >= " " and c not in '"\\\x7f' else f"\\u{ord(c):04x}" for c in value)
-        if any("\ud800" <= c <= "\udfff" for c in value):
-            raise SpecError(f"{value!r} is not UTF-8, which is all that TOML can hold; use to_dict")
-        return f'"{escaped}"'
-    return repr(value)
 
 
 _ORDER = tuple(Spec.__annotations__)

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 from conftest import start_helper
 
 import nsbox
+from nsbox import inputs
 from nsbox.boundary import LogError
 from nsbox.errors import MountRefused, SandboxUnavailable, SpecError
 
@@ -710,3 +712,24 @@ def test_gc() -> None:
     done = cli("gc")
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout
+
+
+def test_what_goes_in_is_told_with_size_and_hash(tmp_path: Path) -> None:
+    file, folder, big = tmp_path / "in.csv", tmp_path / "folder", tmp_path / "big"
+    file.write_bytes(b"a,b\n1,2\n")
+    folder.mkdir()
+    os.close(os.open(big, os.O_CREAT | os.O_WRONLY))
+    os.truncate(big, inputs.HASH_MOST + 1)
+    for path in (tmp_path, file, folder, big):
+        os.chmod(path, 0o755)
+    log = tmp_path / "log"
+    mounts = [f"{file}:/in.csv", f"{folder}:/folder", f"{big}:/big"]
+    result = nsbox.run(["cat", "/in.csv"], ro=mounts, log=str(log))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    told = {entry["path"]: (entry["bytes"], entry.get("sha256")) for entry in result.boundary["inputs"]}
+    assert told == {str(file): (8, digest), str(folder): (None, None), str(big): (inputs.HASH_MOST + 1, None)}
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    told = {e["path"]: (e.get("bytes"), e.get("sha256")) for e in events if e["event"] == "input"}
+    assert told == {str(file): (8, digest), str(folder): (None, None), str(big): (inputs.HASH_MOST + 1, None)}
+    plain = nsbox.run(["cat", "/in.csv"], ro=[f"{file}:/in.csv"])
+    assert plain.boundary["inputs"] == [{"path": str(file), "kind": "ro", "mode": "ro", "bytes": 8}]

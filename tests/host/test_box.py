@@ -70,6 +70,12 @@ def test_a_thousand_commands_leave_nothing(box: Sandbox) -> None:
     assert late < early * 2 + 0.002
 
 
+def test_list(box: Sandbox) -> None:
+    box.write_file("a/b", "text")
+    assert [entry.name for entry in box.list("a")] == ["b"]
+    assert "a" in [entry.name for entry in box.list()]
+
+
 def test_environment_directory_and_input_are_per_command(box: Sandbox) -> None:
     assert box.run('echo "$A$HOME"', env={"A": "a"}).stdout == b"a/home/user\n"
     assert box.run('echo "$A"').stdout == b"\n"
