@@ -14,7 +14,6 @@ from collections.abc import Callable
 Job = Callable[[], object]
 
 _queue: list[tuple[float, int, Job]] = []
-_dropped: set[int] = set()
 _numbers = itertools.count(1)
 _wake = threading.Condition()
 _thread: threading.Thread | None = None
@@ -38,24 +37,19 @@ def at(when: float, job: Job) -> int:
 def cancel(number: int) -> None:
     """Forget a job; one that is being called is not waited for."""
     with _wake:
-        if any(entry[1] == number for entry in _queue):
-            _dropped.add(number)
-            _wake.notify()
+        _queue[:] = [entry for entry in _queue if entry[1] != number]
+        heapq.heapify(_queue)
+        _wake.notify()
 
 
 def _next() -> Job | None:
     """Wait for the next job to be due; None when there is no more."""
     with _wake:
         while _queue:
-            when, number, job = _queue[0]
-            pause = when - time.monotonic()
-            if number in _dropped or pause <= 0:
-                heapq.heappop(_queue)
-                if number not in _dropped:
-                    return job
-                _dropped.discard(number)
-            else:
-                _wake.wait(pause)
+            pause = _queue[0][0] - time.monotonic()
+            if pause <= 0:
+                return heapq.heappop(_queue)[2]
+            _wake.wait(pause)
         global _thread
         _thread = None
         return None
@@ -65,6 +59,7 @@ def _work() -> None:
     while (job := _next()) is not None:
         with contextlib.suppress(Exception):
             job()
+        del job  # what it stands for is not kept while the next is waited for
 
 
 def _after_fork() -> None:
@@ -72,7 +67,6 @@ def _after_fork() -> None:
     global _thread, _wake
     _wake, _thread = threading.Condition(), None
     _queue.clear()
-    _dropped.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -50,6 +50,7 @@ def _work() -> None:
             _busy = True
         with contextlib.suppress(Exception):
             job()
+        del job  # what it stands for is not kept while there is nothing to do
         with _wake:
             _busy = False
             _wake.notify_all()

@@ -6,8 +6,9 @@ accident, it is no wall against a payload that means to leak one. Egress rules a
 """
 
 import base64
+import heapq
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote, quote_plus
 
 from nsbox.secrets import MIN_MASKED
@@ -79,14 +80,13 @@ class Masker:
                 self._names.setdefault(form, name)
         # Longest first, so that a value that contains another is masked whole.
         ordered = sorted(self._masks, key=lambda form: (-len(form), form))
-        self._pattern = re.compile(b"|".join(map(re.escape, ordered)), re.DOTALL) if ordered else None
         self._keep = max(map(len, ordered), default=1) - 1
         self._forms = tuple(ordered)
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
         """What is safe to pass on after this piece; the start of a value may be held back until its end is known."""
-        if self._pattern is None:
+        if not self._forms:
             return data
         text = self._held + data
         cut = self._cut(text)
@@ -110,13 +110,27 @@ class Masker:
             return self._replace(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
     def _replace(self, text: bytes) -> bytes:
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(self._found, text)
+        out, position = [], 0
+        for start, form in self._matches(text):
+            self.seen.add(self._names[form])
+            out += [text[position:start], self._masks[form]]
+            position = start + len(form)
+        return b"".join([*out, text[position:]]) if out else text
 
-    def _found(self, match: "re.Match[bytes]") -> bytes:
-        self.seen.add(self._names[match[0]])
-        return self._masks[match[0]]
+    def _matches(self, text: bytes) -> Iterator[tuple[int, bytes]]:
+        """(where, what) from left to right, the longest first at each place. No regular expression, for ``re`` keeps
+        what it has compiled: the values would stay in its cache."""
+        found = [(at, number) for number, form in enumerate(self._forms) if (at := text.find(form)) >= 0]
+        heapq.heapify(found)
+        position = 0
+        while found:
+            at, number = found[0]
+            form = self._forms[number]
+            if at >= position:
+                yield at, form
+                position = at + len(form)
+            at = text.find(form, position)
+            heapq.heapreplace(found, (at, number)) if at >= 0 else heapq.heappop(found)
 
     def _begins(self, tail: bytes) -> bool:
         """Whether more bytes could make this one of the values."""
@@ -131,12 +145,12 @@ class Masker:
         # The leftmost place from which the text to its end is the beginning of a value.
         first = max(0, len(text) - self._keep)
         waiting = next((at for at in range(first, len(text)) if self._begins(text[at:])), len(text))
-        if waiting == len(text) or self._pattern is None:
+        if waiting == len(text):
             return waiting
         # A value that started earlier and overlaps that place is masked by its own right: cut behind it.
         position = 0
-        while match := self._pattern.search(text, position):
-            if match.start() >= waiting:
+        for start, form in self._matches(text):
+            if start >= waiting:
                 break
-            position = match.end()
+            position = start + len(form)
         return max(waiting, position)
