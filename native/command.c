@@ -17,7 +17,7 @@
 enum {
     SIGNAL_KILL = 9, SIGNAL_CHLD = 17, SFD_FLAGS = 02000000 | 04000, RUSAGE_CHILDREN_WHO = -1, PROT_READ_WRITE = 3,
     SET_CTTY = 0x540E, SET_PTY_LOCK = 0x40045431, GET_PTY_PEER = 0x5441, SET_WINDOW_SIZE = 0x5414,
-    AF_INET_FAMILY = 2, SOCK_STREAM_FLAGS = 1 | 02000000 | 04000
+    VARIABLES_ROOM = 65536, AF_INET_FAMILY = 2, SOCK_STREAM_FLAGS = 1 | 02000000 | 04000
 };
 
 /* HUP INT QUIT USR1 USR2 TERM: what a host may send to a service and expects the payload to see. */
@@ -43,40 +43,92 @@ static int strings_valid(const char *base, uint64_t size, uint32_t offset, uint3
 
 int command_valid(const char *base, uint64_t size, const struct nsb_command *c)
 {
-    uint64_t pointers = ((uint64_t)c->argc + c->envc + 2) * sizeof(char *);
+    uint64_t pointers = ((uint64_t)c->argc + c->envc + c->n_variables + 2) * sizeof(char *);
     return c->magic == NSB_MAGIC && c->size == size && base[size - 1] == 0 && c->n_join <= NSB_MAX_JOIN &&
-           c->pointers % 8 == 0 && c->pointers >= sizeof *c && pointers <= size && c->pointers <= size - pointers &&
+           c->n_give <= NSB_MAX_GIVE && c->pointers % 8 == 0 && c->pointers >= sizeof *c && pointers <= size &&
+           c->pointers <= size - pointers &&
            strings_valid(base, size, c->argv, c->argc) && strings_valid(base, size, c->envp, c->envc);
 }
 
-/* fds: control socket, standard output, standard error, standard input if any, cgroups. */
+static unsigned n_given(const struct command *c) { return (c->is->n_variables > 0) + c->is->n_give; }
+
+static void take_given(struct command *c, const int *fds)
+{
+    c->variables = c->is->n_variables ? *fds++ : -1;
+    for (c->n_give = 0; c->n_give < c->is->n_give; c->n_give++)
+        c->give[c->n_give] = *fds++;
+}
+
+/* fds: control socket, standard output, standard error, then as far as there are: standard input, the pipe of variables,
+ * what the program is given, cgroups. */
 int take_descriptors(struct command *c, const int *fds, unsigned n)
 {
     unsigned at = 0, has_input = !!(c->is->flags & NSB_STDIN);
-    if (n != 3 + has_input + c->is->n_join)
+    if (n != 3 + has_input + n_given(c) + c->is->n_join)
         return -EBADF;
     c->control = fds[at++];
     c->output = fds[at++];
     c->error = fds[at++];
     c->input = has_input ? fds[at++] : -1;
+    take_given(c, fds + at);
+    at += n_given(c);
     for (c->n_join = 0; c->n_join < c->is->n_join; c->n_join++)
         c->join[c->n_join] = fds[at++];
     return 0;
 }
 
-static char **fill_pointers(const struct command *c, uint32_t first, uint32_t strings, uint32_t count)
+/* Answers where the next pointer goes. */
+static char **fill_pointers(char **out, char *strings, uint32_t count)
 {
-    char **out = (char **)(void *)(c->base + c->is->pointers) + first;
-    char *s = c->base + strings;
-    for (uint32_t i = 0; i < count; i++) {
-        out[i] = s;
-        s += str_len(s) + 1;
+    for (; count; count--) {
+        *out++ = strings;
+        strings += str_len(strings) + 1;
     }
-    out[count] = 0;
+    *out = 0;
     return out;
 }
 
-struct attempt { int err, found, no_directory; };
+/* Variables that are secret are in no blob, which is a memfd and may be swapped: they go from a pipe into memory that is
+ * locked, as far as RLIMIT_MEMLOCK lets, and that is wiped as soon as the program has its own copy. Answers its address. */
+static long take_variables(const struct command *c)
+{
+    uint32_t size = 0, strings = 0;
+    if (c->variables < 0)
+        return 0;
+    long n, at = NSB_CALL(__NR_mmap, 0, VARIABLES_ROOM, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at < 0 && at > -4096)
+        return at;
+    NSB_CALL(__NR_mlock, at, VARIABLES_ROOM);
+    while ((n = NSB_CALL(__NR_read, c->variables, at + size, VARIABLES_ROOM - size)) > 0)
+        size += (uint32_t)n;
+    nsb_close(c->variables);
+    for (uint32_t i = 0; i < size; i++)
+        strings += ((const char *)at)[i] == 0;
+    return n < 0 ? n : strings < c->is->n_variables ? -EPROTO : at;
+}
+
+static void wipe_variables(long at)
+{
+    if (at <= 0)
+        return;
+    memset((char *)at, 0, VARIABLES_ROOM);
+    NSB_CALL(__NR_munmap, at, VARIABLES_ROOM);
+}
+
+/* What the program is given becomes 3, 4, ... and all else is closed. All of it is moved out of the way first: one may have
+ * the number that another shall get. */
+static long give_descriptors(const struct command *c)
+{
+    int moved[NSB_MAX_GIVE], end = 3 + (int)c->n_give;
+    long ret = 0;
+    for (uint32_t i = 0; ret >= 0 && i < c->n_give; i++)
+        ret = moved[i] = (int)NSB_CALL(__NR_fcntl, c->give[i], F_DUPFD_CLOEXEC, end);
+    for (uint32_t i = 0; ret >= 0 && i < c->n_give; i++)
+        ret = NSB_CALL(__NR_dup3, moved[i], 3 + i, 0);
+    return ret < 0 ? ret : NSB_CALL(__NR_close_range, end, ~0u, 0);
+}
+
+struct attempt { int err, found, too_early; };
 
 static void try_execute(struct attempt *a, const char *path, char **argv, char **envp)
 {
@@ -122,12 +174,13 @@ static NOINLINE NORETURN void payload_main(const struct watcher *w, int tty, cha
     NSB_CALL(__NR_dup3, tty >= 0 ? tty : c->error, 2, 0);
     if (tty >= 0)
         NSB_CALL(__NR_ioctl, 0, SET_CTTY, 0);
-    NSB_CALL(__NR_close_range, 3, ~0u, 0);
+    a->err = (int)give_descriptors(c);
     /* Only now, when /proc/self/fd leads nowhere any more: a link there would make a descriptor of ours, which is outside
      * the payload's root, its working directory. */
-    a->err = (int)NSB_CALL(__NR_chdir, string_at(c, c->is->cwd));
+    if (a->err >= 0)
+        a->err = (int)NSB_CALL(__NR_chdir, string_at(c, c->is->cwd));
     if (a->err < 0) {
-        a->no_directory = 1;
+        a->too_early = 1;
         nsb_exit(127);
     }
     NSB_CALL(__NR_umask, 022);
@@ -209,20 +262,27 @@ void start_command(struct watcher *w)
         connect_inside(w);
     if (c->is->flags & NSB_TTY && (master = open_terminal(c->is->detail, &slave)) < 0)
         refuse(w, NSB_MSG_FAILED, master, 0);
-    char **argv = fill_pointers(c, 0, c->is->argv, c->is->argc);
-    char **envp = fill_pointers(c, c->is->argc + 1, c->is->envp, c->is->envc);
+    long secret = take_variables(c);
+    if (secret < 0 && secret > -4096)
+        refuse(w, NSB_MSG_FAILED, secret, 0);
+    char **argv = (char **)(void *)(c->base + c->is->pointers), **envp = argv + c->is->argc + 1;
+    fill_pointers(argv, c->base + c->is->argv, c->is->argc);
+    fill_pointers(fill_pointers(envp, c->base + c->is->envp, c->is->envc), (char *)secret, c->is->n_variables);
     w->payload = NSB_CALL(__NR_clone, CLONE_VM | CLONE_VFORK | SIGNAL_CHLD);
     if (w->payload == 0)
         payload_main(w, slave, argv, envp, &a);
+    wipe_variables(secret);
     if (w->payload < 0)
         refuse(w, NSB_MSG_FAILED, w->payload, 0);
-    if (a.no_directory)
+    if (a.too_early)
         refuse(w, NSB_MSG_FAILED, a.err, 0);
     if (a.err < 0)
         refuse(w, NSB_MSG_EXEC_FAILED, a.err, a.found ? 126 : 127);
     nsb_close(c->input);
     nsb_close(c->output);
     nsb_close(c->error);
+    for (uint32_t i = 0; i < c->n_give; i++)
+        nsb_close(c->give[i]);
     nsb_close(slave);
     tell_started(w, master);
 }
@@ -308,10 +368,10 @@ static void read_signals(struct watcher *w)
 static NORETURN void watch_later(struct watcher *init, struct command *c)
 {
     struct watcher w = {.command = c, .life = -1, .signals = -1, .null = init->null, .pass = {-1, -1, -1}, .payload = -1};
-    int keep[6 + NSB_MAX_JOIN] = {c->control, c->input, c->output, c->error, w.null, -1};
-    for (uint32_t i = 0; i < c->n_join; i++)
-        keep[6 + i] = c->join[i];
-    close_others(keep, 6 + c->n_join);
+    int keep[6 + NSB_MAX_GIVE + NSB_MAX_JOIN] = {c->control, c->input, c->output, c->error, c->variables, w.null};
+    memcpy(keep + 6, c->give, c->n_give * sizeof *keep);
+    memcpy(keep + 6 + c->n_give, c->join, c->n_join * sizeof *keep);
+    close_others(keep, 6 + c->n_give + c->n_join);
     NSB_CALL(__NR_prctl, PR_SET_NAME, "nsbox-watcher");
     NSB_CALL(__NR_prctl, PR_SET_CHILD_SUBREAPER, 1);
     long ret = watch_signals(&w);
@@ -360,28 +420,33 @@ static void run_later(struct watcher *init, const struct nsb_msg *msg, const int
     NSB_CALL(__NR_munmap, c.base, size);
 }
 
-/* NSB_MSG_START: a sandbox that was made ahead gets the program of its launch, on the streams that it was made with. */
-static void start_first(struct watcher *w, const struct nsb_msg *msg, const int *fds, unsigned n)
+/* NSB_MSG_START: a sandbox that was made ahead gets the program of its launch, on the streams that it was made with.
+ * Answers how many of fds are the caller's still. */
+static unsigned start_first(struct watcher *w, const struct nsb_msg *msg, const int *fds, unsigned n)
 {
     struct command *c = w->command;
     if (w->payload >= 0)
-        return;
-    long ret = n == 1 ? map_command(c, fds[0], (uint32_t)msg->err) : -EPROTO;
+        return n;
+    long ret = n >= 1 ? map_command(c, fds[0], (uint32_t)msg->err) : -EPROTO;
+    if (ret == 0 && n != 1 + n_given(c))
+        ret = -EPROTO;
     if (ret < 0)
         refuse(w, NSB_MSG_FAILED, ret, 0);
+    take_given(c, fds + 1);
     if (!(c->is->flags & NSB_STDIN)) {
         nsb_close_fd(&c->input);
         c->input = -1;
     }
     w->stamps = 0; /* they were told when it was made */
     start_command(w);
+    return 1;
 }
 
 static void read_control(struct watcher *w)
 {
     struct nsb_msg msg = {0};
-    int fds[5 + NSB_MAX_JOIN];
-    unsigned n = 5 + NSB_MAX_JOIN;
+    int fds[7 + NSB_MAX_GIVE + NSB_MAX_JOIN];
+    unsigned n = sizeof fds / sizeof *fds;
     long ret = recv_packet(w->command->control, &msg, sizeof msg, fds, &n);
     if (ret == 0 || (ret < 0 && ret != -EMSGSIZE)) {
         /* Nobody is interested any more. init's end ends all; another watcher ends its own tree first. */
@@ -403,7 +468,7 @@ static void read_control(struct watcher *w)
     if (ret == sizeof msg && msg.type == NSB_MSG_RUN && w->is_init)
         run_later(w, &msg, fds, n);
     if (ret == sizeof msg && msg.type == NSB_MSG_START && w->is_init)
-        start_first(w, &msg, fds, n);
+        n = start_first(w, &msg, fds, n);
     while (n)
         nsb_close(fds[--n]);
 }

@@ -15,8 +15,9 @@ struct command {
     struct nsb_command *is;
     int control;             /* SEQPACKET to the embedding process */
     int input, output, error;
-    uint32_t n_join;
-    int join[NSB_MAX_JOIN];
+    int variables;           /* a pipe, read to its end before the program starts */
+    uint32_t n_give, n_join;
+    int give[NSB_MAX_GIVE], join[NSB_MAX_JOIN];
 };
 
 /* One launch, as the zygote and then init see it. */

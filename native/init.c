@@ -141,9 +141,10 @@ static void keep_descriptors(struct launch *l, struct watcher *w)
         w->pass[2] = l->secrets;
     }
     const struct command *c = &l->command;
-    const int keep[] = {c->control, c->input, c->output, c->error, l->life, w->signals, w->null,
-                        w->pass[0], w->pass[1], w->pass[2]};
-    close_others(keep, sizeof keep / sizeof *keep);
+    int keep[11 + NSB_MAX_GIVE] = {c->control, c->input, c->output, c->error, c->variables, l->life, w->signals, w->null,
+                                   w->pass[0], w->pass[1], w->pass[2]};
+    memcpy(keep + 11, c->give, c->n_give * sizeof *keep);
+    close_others(keep, 11 + c->n_give);
 }
 
 static void give_up_privileges(struct launch *l, struct watcher *w, struct net_task *net)

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 9, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 10, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_GIVE = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
@@ -72,10 +72,11 @@ struct nsb_secret { uint32_t name_size, size, mode, unused; }; /* then the name 
 struct nsb_rule { uint32_t path, unused; uint64_t access; };
 
 /* A program to start: the one of a launch, or a later one of a sandbox that stays (NSB_MSG_RUN), where it opens a blob
- * of its own. argv, envp: strings one after the other; pointers: room for argc + envc + 2 pointers; path: PATH for argv[0];
- * join: descriptors of cgroup v1 `tasks` files, last in the request. argc 0: nothing to start yet. */
+ * of its own. argv, envp: strings one after the other; pointers: room for argc + envc + n_variables + 2 pointers; path: PATH
+ * for argv[0]; n_variables: more of envp, which come through a pipe and are in no blob; n_give: descriptors that become
+ * the program's from 3 up; n_join: descriptors of cgroup v1 `tasks` files. argc 0: nothing to start yet. */
 struct nsb_command {
-    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_join, detail; /* NSB_CONNECT: the port; NSB_TTY: rows << 16 | columns */
+    uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_variables, n_give, n_join, detail; /* NSB_CONNECT: the port; NSB_TTY: rows << 16 | columns */
 };
 
 struct nsb_plan {
@@ -110,7 +111,7 @@ enum nsb_msg_type {
     NSB_MSG_SIGNAL,       /* host: err is a signal for the payload; with op 1 for every process of the sandbox */
     NSB_MSG_GO,           /* host: the maps are written */
     NSB_MSG_RUN,          /* host: start another program; err is the size of the blob, which comes first of the descriptors */
-    NSB_MSG_START         /* host: start the program of a launch that had none; err and descriptor as above, and no more */
+    NSB_MSG_START         /* host: start the program of a launch that had none; err and the blob as above, then the pipe of variables and what it is given */
 };
 
 struct nsb_msg {

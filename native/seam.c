@@ -147,7 +147,7 @@ int nsb_zygote_start(int *pid)
     return ours;
 }
 
-enum { MAX_FDS = 24 };
+enum { MAX_FDS = 8 + NSB_MAX_GIVE + NSB_MAX_JOIN };
 
 /* One packet with descriptors beside it. */
 static int send_with(int sock, const void *data, size_t size, const int *fds, unsigned n)
@@ -283,11 +283,11 @@ int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned
 }
 
 /* Has the init of a sandbox that was made without a program start it. */
-int nsb_start(int control, const void *blob, size_t size)
+int nsb_start(int control, const void *blob, size_t size, const int *fds, unsigned n_fds)
 {
     const struct nsb_msg msg = {.type = NSB_MSG_START, .err = (int)size};
     int ret = has_room(control);
-    return ret < 0 ? ret : send_blob(control, &msg, sizeof msg, blob, size, NULL, 0);
+    return ret < 0 ? ret : send_blob(control, &msg, sizeof msg, blob, size, fds, n_fds);
 }
 
 /* openat2(2), which the C library does not wrap. RESOLVE_IN_ROOT makes a sandbox's root the end of every path. */

@@ -16,7 +16,7 @@ int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsign
                int *made);
 int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room);
 int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);
-int nsb_start(int control, const void *blob, size_t size);
+int nsb_start(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);
 int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
 int nsb_act_as(unsigned uid, unsigned gid);
 int nsb_act_back(void);

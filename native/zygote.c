@@ -258,8 +258,8 @@ static void serve(struct zygote *z, const struct nsb_request *request, const int
 
 static long next_request(struct zygote *z)
 {
-    int fds[7 + NSB_MAX_JOIN];
-    unsigned n = 7 + NSB_MAX_JOIN;
+    int fds[8 + NSB_MAX_GIVE + NSB_MAX_JOIN];
+    unsigned n = sizeof fds / sizeof *fds;
     struct nsb_request request = {0};
     long ret = recv_packet(ZYGOTE_SOCKET, &request, sizeof request, fds, &n);
     if (ret > 0)

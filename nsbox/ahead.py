@@ -106,13 +106,13 @@ def begin(
     caller's."""
     spec, plan = handle.prepared.spec, handle.prepared.plan
     flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
-    variables = {**plan.env, **handle.secret_variables(), **env}
-    what = command(argv, variables, plan.cwd, flags)
+    given = handle.given().without(env)
+    what = command(argv, {**given.environment(plan.env), **env}, plan.cwd, flags)
     if isinstance(tty, tuple):
         what = what._replace(detail=window(*tty))
     if flags != lib.NSB_STDIN:
         handle.close_stream("stdin")
-    start_program(handle, what)
+    start_program(handle, what, given)
     return Run(
         handle,
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,

@@ -78,6 +78,12 @@ RUN = (
         ("--tmpfs", LIST, "DST[:SIZE]", "an empty file system in memory; repeatable"),
         ("--scratch", TEXT, "tmpfs|DIR", "where what is written inside is kept meanwhile (tmpfs, which is memory)"),
         ("--secret-env", ON, "", "secrets are variables as well, which all that runs inside inherits"),
+        (
+            "--secret-fd",
+            ON,
+            "",
+            "secrets are no files but descriptors that are read once, from 3 up; NAME_FD tells which",
+        ),
         ("--env", PAIR, "NAME=VALUE", "set a variable; nothing of the caller's environment is passed on; repeatable"),
         ("--cwd", TEXT, "DIR", "where the command starts (the workspace, else the home directory)"),
         ("--hostname", TEXT, "NAME", "the host name inside (nsbox)"),

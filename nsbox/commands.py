@@ -95,11 +95,12 @@ class Commands:
         with self._lock:
             if self._handle is None:
                 raise SandboxUnavailable("the sandbox is closed", remedy="make another")
-            variables = {**plan.env, **self._handle.secret_variables(), **(env or {})}
-            what = command(words, variables, cwd or plan.cwd, flags)
+            own = env or {}
+            given = self._handle.given().without(own)
+            what = command(words, {**given.environment(plan.env), **own}, cwd or plan.cwd, flags)
             if isinstance(tty, tuple):
                 what = what._replace(detail=window(*tty))
-            handle = start_command(self._handle, what)
+            handle = start_command(self._handle, what, given)
         pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if stdin == PIPE else (-1, -1)
         run = Run(
             handle,

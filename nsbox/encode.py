@@ -163,6 +163,8 @@ class Command(NamedTuple):
     cwd: str
     flags: int = 0
     n_join: int = 0
+    n_variables: int = 0  #: more variables, which come through a pipe
+    n_give: int = 0  #: descriptors that become the program's from 3 up
     detail: int = 0  #: NSB_CONNECT: the port; NSB_TTY: rows << 16 | columns
 
 
@@ -193,7 +195,8 @@ def _write_command(out: Any, writer: Writer, what: Command) -> None:
     out.envp, out.envc = (writer.strings(variables) if variables else 0), len(variables)
     out.cwd, out.path = writer.string(what.cwd), writer.string(what.env.get("PATH", DEFAULT_PATH))
     out.flags, out.n_join, out.detail = what.flags, what.n_join, what.detail
-    out.pointers = writer.array(bytes(8 * (len(argv) + len(variables) + 2)))
+    out.n_variables, out.n_give = what.n_variables, what.n_give
+    out.pointers = writer.array(bytes(8 * (len(argv) + len(variables) + what.n_variables + 2)))
     writer.body += bytes(8)
 
 

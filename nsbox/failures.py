@@ -60,6 +60,9 @@ def failure(prepared: Prepared, message: Any) -> NsboxError:
     plan = prepared.plan
     subject = plan.ops[op] if op < len(plan.ops) else None
     remedy = _remedy(stage, err, prepared)
+    if stage == "exec" and err in (_errno.EMFILE, _errno.EINVAL, _errno.EBADF):
+        remedy = "allow more open files (files), or deliver secrets as files"
+        return SetupError("the descriptors of the secrets", err, remedy=remedy)
     if stage == "exec":
         return SetupError(
             "the working directory", err, target=plan.cwd, remedy="use --cwd with a directory that exists inside"

@@ -36,6 +36,8 @@ class Handle:
         self.root_fd = self.scratch_fd = self.secrets_fd = -1  #: see NSB_PASS_ROOT
         self.secrets = Values((), ())
         self.revoked_at: dict[str, float] = {}  #: name of a secret → time.time() when it was taken away
+        self.lent: set[secrets.Lent] = set()  #: pipes with a secret that has an end, of this and of later commands
+        self.mine: list[secrets.Lent] = []  #: those of them that are of this one
         self.on_revoked: Callable[[str, str], None] | None = None
         self.pid = 0
         self.cloned_at = 0.0
@@ -65,10 +67,10 @@ class Handle:
 
         return Masker(self.secrets.by_name())
 
-    def secret_variables(self) -> dict[str, str]:
-        """The secrets that a command which starts now gets as variables."""
-        found = self.secrets.environment()
-        return {name: value for name, value in found.items() if name not in self.revoked_at}
+    def given(self) -> "secrets.Given":
+        """The secrets that a command which starts now gets, besides those that are files alone."""
+        now = time.monotonic()
+        return self.secrets.given({name for at, name in self._to_revoke() if now >= at}.union(self.revoked_at))
 
     def _to_revoke(self) -> list[tuple[float, str]]:
         limited = [secret for secret in self.secrets.secrets if secret.ttl is not None]
@@ -80,13 +82,48 @@ class Handle:
 
     def revoke_secrets(self, now: float) -> None:
         """Take away every secret whose time is over. One that was a variable stays in the processes that have it."""
+        numbered = {secret.name for secret in self.secrets.secrets if secret.deliver == "fd"}
         for at, name in self._to_revoke():
-            if now >= at and self.secrets_fd >= 0:
-                if not secrets.revoke(self.secrets_fd, name):
+            if now >= at and (name in numbered or self.secrets_fd >= 0):
+                self.revoked_at[name] = time.time()  # first: see lend()
+                if name in numbered:
+                    gone = not [lent for lent in tuple(self.lent) if lent.name == name and not lent.empty()]
+                else:
+                    gone = secrets.revoke(self.secrets_fd, name)
+                if not gone:
                     self.kill()  # rather no sandbox than one that keeps what it should not have
-                self.revoked_at[name] = time.time()
                 if self.on_revoked:
                     self.on_revoked(name, "ttl")
+
+    def lend(self, given: "secrets.Given", to: "Handle") -> list[int]:
+        """The descriptors of a command, in order; the caller closes them. Those that have an end stay in reach for it
+        until the command ends. Raises SpecError, OSError; then ``to`` has what it owns."""
+        fds: list[int] = []
+        try:
+            for secret, value in given.pipes:
+                fds.append(secrets.filled(value))
+                if self.host_ids:
+                    os.fchown(fds[-1], *self.host_ids)  # for who opens /dev/fd/3
+                if secret.ttl is None or not value:
+                    continue
+                lent = secrets.Lent(secret.name, fds[-1])
+                to.mine.append(lent)
+                self.lent.add(lent)
+                # Its time may have ended since it was asked for: then it is emptied there, or was not seen and is here.
+                if secret.name in self.revoked_at:
+                    lent.empty()
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds
+
+    def take_back(self) -> None:
+        """Nobody has what was lent any more."""
+        for lent in self.mine:
+            lent.close()
+        self.lent.difference_update(self.mine)
+        self.mine.clear()
 
     def inside_id(self, host_id: int) -> int:
         """The id inside of a file that the host sees as owned by ``host_id``."""
@@ -122,6 +159,8 @@ class Handle:
     def close(self) -> None:
         """End the sandbox if it still runs; what must wait for its last process is given back later. Idempotent."""
         self.kill()
+        for lent in tuple(self.lent):
+            lent.close()
         for name in ("stdin", "stdout", "stderr", "control"):
             self.close_stream(name)
         if os.getpid() != self.owner:
@@ -163,7 +202,8 @@ class CommandHandle(Handle):
     def __init__(self, box: Handle) -> None:
         super().__init__(box.prepared, time.monotonic())
         self._box = box
-        self.secrets, self.revoked_at = box.secrets, box.revoked_at
+        self.secrets, self.revoked_at, self.lent = box.secrets, box.revoked_at, box.lent
+        self.lasting = False  #: whether what the command leaves behind lives on, with what it was lent
         self.pid, self.cloned_at = box.pid, self.started_at
         self._asked_again = False
         self.pidfd = os.dup(box.pidfd)
@@ -190,6 +230,8 @@ class CommandHandle(Handle):
 
     def close(self) -> None:
         """Close the socket, at which the watcher ends what is left of the command, and the rest. Idempotent."""
+        if not self.lasting:
+            self.take_back()
         for name in ("stdin", "stdout", "stderr", "control", "pidfd", "scratch_fd"):
             self.close_stream(name)
 

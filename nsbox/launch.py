@@ -14,14 +14,14 @@ from typing import Any
 from nsbox import _native, probe, secrets
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiting, window
-from nsbox.errors import HostError, SandboxUnavailable, SpecError
+from nsbox.errors import HostError, SandboxUnavailable
 from nsbox.failures import failure, vanished
 from nsbox.handle import CommandHandle, Handle, id_ranges
 from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.prepared import Prepared, prepare
 from nsbox.resources import cgroup, scratch, subids
 from nsbox.resources.ids import FIRST, SIZE
-from nsbox.secrets import Values
+from nsbox.secrets import NOTHING_GIVEN, Given
 
 __all__ = ["Argument", "CommandHandle", "Handle", "Prepared", "launch", "prepare", "start_command"]
 
@@ -34,13 +34,16 @@ class NoIdmap(Exception):
     """The skeleton cannot be idmapped: the plan must do without."""
 
 
-def start_command(box: Handle, what: Command) -> CommandHandle:
+def start_command(box: Handle, what: Command, given: Given = NOTHING_GIVEN) -> CommandHandle:
     """Have a sandbox's init start a program. Raises SandboxUnavailable when the sandbox has ended."""
-    blob = command_blob(what)
+    blob = command_blob(_with(what, given))
     handle = CommandHandle(box)
+    handle.lasting = bool(what.flags & lib.NSB_KEEP)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
+        undo.callback(handle.take_back)
         undo.callback(handle.close)
         fds = _streams(handle, owned, box.host_ids, stdin=bool(what.flags & lib.NSB_STDIN))
+        fds += _hand_over(given, box, handle, owned)
         ret = lib.nsb_run(box.control, blob, len(blob), fds, len(fds))
         if ret < 0:
             raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
@@ -50,11 +53,13 @@ def start_command(box: Handle, what: Command) -> CommandHandle:
     return handle
 
 
-def start_program(handle: Handle, what: Command) -> None:
+def start_program(handle: Handle, what: Command, given: Given = NOTHING_GIVEN) -> None:
     """Have a sandbox that was made without a program start it, on the streams that it was made with. Raises
     SandboxUnavailable when the sandbox has ended."""
-    blob = command_blob(what)
-    ret = lib.nsb_start(handle.control, blob, len(blob))
+    blob = command_blob(_with(what, given))
+    with contextlib.ExitStack() as owned:
+        fds = _hand_over(given, handle, handle, owned)
+        ret = lib.nsb_start(handle.control, blob, len(blob), fds, len(fds))
     if ret < 0:
         raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
     _count_execution()
@@ -77,6 +82,22 @@ def _streams(
         return [out, err]
     handle.stdin, source = _pipe(owned, to_inside=True, host_ids=host_ids)
     return [out, err, source]
+
+
+def _with(what: Command, given: Given) -> Command:
+    return what._replace(n_variables=len(given.variables), n_give=len(given.pipes))
+
+
+def _hand_over(given: Given, box: Handle, to: Handle, owned: contextlib.ExitStack) -> list[int]:
+    """Secrets that are no files: the pipe of variables where there are any, then what becomes descriptors."""
+    fds: list[int] = []
+    if given.variables:
+        fds.append(secrets.filled(given.packed()))
+        owned.callback(os.close, fds[0])
+    for fd in box.lend(given, to):
+        owned.callback(os.close, fd)
+        fds.append(fd)
+    return fds
 
 
 def _ids(prepared: Prepared, first: int | None) -> Ids:
@@ -160,24 +181,27 @@ def _launch(
         flags = (lib.NSB_STDIN if stdin else 0) | (lib.NSB_TTY if tty else 0)
         if prepared.spec.secrets:
             handle.secrets = secrets.resolve(prepared.spec.secrets)
-        environment = {**(plan.env if env is None else env), **handle.secrets.environment()}
+        given = handle.given() if argv is not None else NOTHING_GIVEN
+        environment = given.environment(plan.env if env is None else env)
         what = (
             command(argv, environment, cwd or plan.cwd, flags, len(join))
             if argv is not None
             else waiting(len(join), flags)
         )
+        what = _with(what, given)
         if isinstance(tty, tuple):
             what = what._replace(detail=window(*tty))
         passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
         if plan.scratch != "tmpfs":
             handle.scratch = scratch.Scratch(plan.scratch, prepared.host.state, handle._range)
-        if handle.secrets.secrets:
+        if handle.secrets.files:
             passed |= lib.NSB_SECRETS
         where = handle.scratch.path if handle.scratch else ""
         blob = launch_blob(prepared.compiled, what, ids, passed, fault, where)
         handle.host_ids = (ids.host_uid, ids.host_gid) if plan.privileged else None
         fds = _streams(handle, owned, handle.host_ids, stdin=stdin)
-        pipe = (_secrets_pipe(handle.secrets, owned),) if handle.secrets.secrets else ()
+        fds += _hand_over(given, handle, handle, owned)
+        pipe = (_secrets_pipe(handle.secrets, owned),) if handle.secrets.files else ()
         if on_ready:
             on_ready(handle)
         _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ()), *pipe])
@@ -193,17 +217,9 @@ def _launch(
     return handle
 
 
-def _secrets_pipe(values: Values, owned: contextlib.ExitStack) -> int:
-    """The read end of a pipe that holds all secrets: memory of the kernel's, never swapped, gone with the reader."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
+def _secrets_pipe(values: secrets.Values, owned: contextlib.ExitStack) -> int:
+    reader = secrets.filled(values.packed())
     owned.callback(os.close, reader)
-    try:
-        os.set_blocking(writer, False)
-        data = values.packed()
-        if os.write(writer, data) < len(data):
-            raise SpecError("secrets: more than a pipe takes here; mount a file with --ro instead")
-    finally:
-        os.close(writer)
     return reader
 
 

@@ -87,12 +87,13 @@ def prepare(spec: Spec) -> Prepared:
     paths = spec.host_paths()
     # What the paths mean may change between two launches of one Spec: links, and the directory that they start from.
     where = (*map(canonical, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
+    kept = spec.without_values()
     binds = [(option, canonical(path), option == "rw") for option, path in spec.mounts()]
     verdict = _guard(spec, host, binds) if binds else None
-    prepared = _prepare(spec, host, where, verdict)
+    prepared = _prepare(kept, host, where, verdict)
     if not os.path.isdir(prepared.skeleton):
         _prepare.cache_clear()
-        prepared = _prepare(spec, host, where, verdict)
+        prepared = _prepare(kept, host, where, verdict)
     # A link above a source may be flipped while all of this is done, by a sandbox that may write there. What the guard
     # has seen must be what is planned; and the helper opens that without following any link.
     judged = {path for _, path, _ in binds}
@@ -101,4 +102,4 @@ def prepare(spec: Spec) -> Prepared:
             _prepare.cache_clear()
             raise SpecError(f"{source.option}: {source.written!r} changed while it was looked at; try again")
     _check_sources(prepared.plan)
-    return prepared
+    return prepared if kept is spec else prepared._replace(spec=spec)

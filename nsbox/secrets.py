@@ -1,14 +1,16 @@
 """Secrets for one sandbox: where their values come from, how they get inside, when they are gone.
 
-A value is read at the launch, goes through a pipe (memory of the kernel's that is never swapped) into a ramfs that only
-the payload's user can read, and is never an argument, a log entry or part of the report. The host side keeps a way to
-that ramfs: a secret whose time is over is emptied and removed there while the sandbox runs on.
+A value is read at the launch and goes through a pipe: memory of the kernel's that is never swapped. It ends in a ramfs
+that only the payload's user can read, in a variable, or stays in a pipe that a command inherits. It is never an
+argument, a log entry or part of the report. The host side keeps a way to the ramfs and to such pipes: a secret whose
+time is over is emptied and removed there while the sandbox runs on.
 """
 
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nsbox import units
@@ -17,6 +19,9 @@ from nsbox.errors import SpecError
 DIRECTORY = "/run/secrets"
 MAX_TOTAL = 60_000  #: bytes of all values together: what a pipe takes without a reader
 MIN_MASKED = 4  #: bytes; shorter values are not masked
+MAX_FDS = 8  #: secrets that are descriptors: NSB_MAX_GIVE of native/nsbox.h
+FIRST_FD = 3  #: the number of the first of them
+DELIVER = ("file", "env", "fd")
 _HEAD = struct.Struct("=IIII")  # struct nsb_secret
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -24,8 +29,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 class Secret(NamedTuple):
     """One secret; one of ``value``, ``env`` (a variable of this process), ``file`` and ``call`` says what it is.
 
-    ``deliver`` is ``file`` (/run/secrets/NAME) or ``env`` (a variable NAME as well, inherited by all that runs inside).
-    ``ttl`` in seconds counts from the launch; None: until the sandbox ends. ``mode`` is that of the file.
+    ``deliver`` is ``file`` (/run/secrets/NAME), ``env`` (a variable NAME as well, inherited by all that runs inside) or
+    ``fd``: no file, but an open descriptor that each command can read once; NAME_FD has its number, from 3 up in the
+    order of the secrets. ``ttl`` in seconds counts from the launch; None: until the sandbox ends. ``mode`` is that of
+    the file.
     """
 
     name: str
@@ -96,12 +103,57 @@ def _checked(item: Secret) -> Secret:
         raise SpecError(f"secret: {item.name!r} cannot be a file's name; use letters, digits, '_', '.' and '-'")
     if sum(source is not None for source in (item.value, item.env, item.file, item.call)) != 1:
         raise SpecError(f"secret {item.name}: give exactly one of value, env, file and call")
-    if item.deliver not in ("file", "env"):
-        raise SpecError(f"secret {item.name}: deliver is file or env, not {item.deliver!r}")
+    if item.deliver not in DELIVER:
+        raise SpecError(f"secret {item.name}: deliver is file, env or fd, not {item.deliver!r}")
     if not isinstance(item.mode, int) or item.mode & ~0o700:
         raise SpecError(f"secret {item.name}: mode {item.mode!r} must give rights to the owner alone, as 0o400 does")
     value = item.value.encode() if isinstance(item.value, str) else item.value
     return item._replace(ttl=None if item.ttl is None else units.seconds("ttl", item.ttl), value=value)
+
+
+def parse_all(items: Iterable[object], *, env: bool = False, fd: bool = False) -> tuple[Secret, ...]:
+    """Several; with ``env`` or ``fd`` all are delivered so. Raises SpecError where two cannot be told apart."""
+    if env and fd:
+        raise SpecError("secret_fd: all secrets are variables by secret_env; give one of the two")
+    found = tuple(map(parse, items))
+    if env or fd:
+        found = tuple(item._replace(deliver="env" if env else "fd") for item in found)
+    names = [item.name for item in found]
+    if len(set(names)) < len(names):
+        raise SpecError("secrets: two have the same name; give each its own")
+    numbered = [item.name for item in found if item.deliver == "fd"]
+    if len(numbered) > MAX_FDS:
+        raise SpecError(f"secrets: {len(numbered)} are to be descriptors, more than {MAX_FDS}; deliver some as files")
+    for name in numbered:
+        if any(item.name == f"{name}_FD" and item.deliver == "env" for item in found):
+            raise SpecError(f"secret {name}_FD: that variable has the number of the descriptor of {name}; rename one")
+    return found
+
+
+class Given(NamedTuple):
+    """What one command gets besides the files in /run/secrets."""
+
+    variables: Mapping[str, str] = {}  #: the secrets that are variables
+    numbers: Mapping[str, str] = {}  #: NAME_FD → the number of a descriptor
+    pipes: tuple[tuple[Secret, bytes], ...] = ()  #: what each descriptor from FIRST_FD up holds
+
+    def __repr__(self) -> str:
+        return f"Given({list(self.variables)}, {dict(self.numbers)})"
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables that are no secret: ``base``, and the numbers of descriptors."""
+        return {name: value for name, value in {**base, **self.numbers}.items() if name not in self.variables}
+
+    def without(self, names: Collection[str]) -> "Given":
+        """The same less the secrets whose variables the caller has set otherwise."""
+        return self._replace(variables={name: value for name, value in self.variables.items() if name not in names})
+
+    def packed(self) -> bytes:
+        """The secret variables as they go through their pipe: NAME=value and NUL, one after the other."""
+        return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in self.variables.items())
+
+
+NOTHING_GIVEN = Given()
 
 
 class Values(NamedTuple):
@@ -117,19 +169,38 @@ class Values(NamedTuple):
         """name → value, for masking."""
         return {secret.name: value for secret, value in zip(self.secrets, self.values, strict=True)}
 
-    def environment(self) -> dict[str, str]:
-        """The variables of those that are delivered so."""
-        pairs = zip(self.secrets, self.values, strict=True)
-        return {secret.name: os.fsdecode(value) for secret, value in pairs if secret.deliver == "env"}
+    @property
+    def files(self) -> bool:
+        """Whether any is a file inside."""
+        return any(secret.deliver != "fd" for secret in self.secrets)
+
+    def given(self, over: Collection[str] = ()) -> Given:
+        """For a command that starts now; ``over`` names those whose time is over. Numbers never move: in the place of
+        such a one there is a pipe with nothing in it, and no variable that tells of it."""
+        if not self.secrets:
+            return NOTHING_GIVEN
+        pairs = tuple(zip(self.secrets, self.values, strict=True))
+        pipes = [(secret, b"" if secret.name in over else value) for secret, value in pairs if secret.deliver == "fd"]
+        numbers = {
+            f"{secret.name}_FD": str(number)
+            for number, (secret, _) in enumerate(pipes, FIRST_FD)
+            if secret.name not in over
+        }
+        variables = {
+            secret.name: os.fsdecode(value)
+            for secret, value in pairs
+            if secret.deliver == "env" and secret.name not in over
+        }
+        return Given(variables, numbers, tuple(pipes))
 
     def packed(self) -> bytes:
-        """What goes through the pipe: struct nsb_secret, name, value, one after the other."""
+        """What goes through the pipe to the ramfs: struct nsb_secret, name, value, one after the other."""
         out = bytearray()
         for secret, value in zip(self.secrets, self.values, strict=True):
+            if secret.deliver == "fd":
+                continue
             name = os.fsencode(secret.name)
             out += _HEAD.pack(len(name), len(value), secret.mode, 0) + name + value
-        if len(out) > MAX_TOTAL:
-            raise SpecError(f"secrets: {len(out)} bytes in all, more than {MAX_TOTAL}; mount a file with --ro instead")
         return bytes(out)
 
 
@@ -137,10 +208,61 @@ def resolve(secrets: Iterable[Secret]) -> Values:
     """Read every value. Raises SpecError."""
     wanted = tuple(secrets)
     values = Values(wanted, tuple(secret.read() for secret in wanted))
+    size = sum(_HEAD.size + len(secret.name) + len(value) for secret, value in zip(wanted, values.values, strict=True))
+    if size > MAX_TOTAL:
+        raise SpecError(f"secrets: {size} bytes in all, more than {MAX_TOTAL}; mount a file with --ro instead")
     for secret, value in zip(values.secrets, values.values, strict=True):
         if secret.deliver == "env" and b"\0" in value:
             raise SpecError(f"secret {secret.name}: a value with a NUL byte cannot be a variable; deliver it as a file")
     return values
+
+
+def filled(data: bytes) -> int:
+    """The read end of a pipe that holds ``data``, at most ``MAX_TOTAL`` bytes, and ends there: memory of the kernel's,
+    never swapped, gone with its last reader. Raises SpecError where this user may have no such pipe (pipe(7))."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        os.set_blocking(writer, False)
+        if data and os.write(writer, data) < len(data):
+            raise SpecError("secrets: more than a pipe takes here; mount a file with --ro instead")
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    return reader
+
+
+class Lent:
+    """The host side's way to a pipe that a command has, to empty it when the secret's time is over. Any thread."""
+
+    def __init__(self, name: str, reader: int) -> None:
+        self.name = name
+        self._fd = os.dup(reader)
+        self._lock = threading.Lock()
+
+    def empty(self) -> bool:
+        """Throw away what nobody has read, whoever holds the pipe. False where that fails."""
+        with self._lock:
+            if self._fd < 0:
+                return True
+            try:
+                with open("/dev/null", "wb", buffering=0) as null:
+                    # One call, without waiting: a command can open its pipe for writing and fill it for ever, with
+                    # what it knows by then.
+                    os.splice(self._fd, null.fileno(), 1 << 20, flags=os.SPLICE_F_NONBLOCK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            return True
+
+    def close(self) -> None:
+        """The command has ended. Idempotent."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def revoke(folder: int, name: str) -> bool:

@@ -189,6 +189,7 @@ class Spec:
     allow_sensitive: tuple[str, ...] = ()
     secrets: tuple[Secret, ...] = ()
     secret_env: bool = False
+    secret_fd: bool = False
     export: str | None = None
     apply: bool = False
     allow_trusted: tuple[str, ...] = ()
@@ -226,8 +227,8 @@ class Spec:
         put(self, "env", _environment(self.env))
         for name in ("allow_sensitive", "allow_trusted"):
             put(self, name, tuple(path_text(name, item) for item in _items(name, getattr(self, name))))
-        found = [secrets.parse(item) for item in _items("secrets", self.secrets)]
-        put(self, "secrets", tuple(item._replace(deliver="env") if self.secret_env else item for item in found))
+        found = secrets.parse_all(_items("secrets", self.secrets), env=self.secret_env, fd=self.secret_fd)
+        put(self, "secrets", found)
         for name in ("export", "log"):
             if getattr(self, name) is not None:
                 put(self, name, path_text(name, getattr(self, name)))
@@ -250,9 +251,6 @@ class Spec:
     def _check(self) -> None:
         if self.net not in NETWORKS:
             raise SpecError(f"net: {self.net!r} is not one of {', '.join(NETWORKS)}")
-        names = [secret.name for secret in self.secrets]
-        if len(set(names)) < len(names):
-            raise SpecError("secrets: two have the same name; give each its own")
         if self.workspace is None and (self.export or self.apply):
             raise SpecError(
                 f"{'export' if self.export else 'apply'}: there is nothing to take out; give a workspace as well"
@@ -327,6 +325,14 @@ class Spec:
         """A copy with some fields changed, checked anew."""
         _known(changes)
         return Spec(**{**{name: vars(self)[name] for name in _ORDER}, **changes})
+
+    def without_values(self) -> "Spec":
+        """What a cache may keep: the same, less the values of secrets and the functions that make them."""
+        if all(secret.value is None and secret.call is None for secret in self.secrets):
+            return self
+        kept = object.__new__(Spec)
+        vars(kept).update(vars(self), secrets=tuple(item._replace(value=None, call=None) for item in self.secrets))
+        return kept
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Spec":

@@ -317,7 +317,7 @@ class Run:
         scratch file system, the master of a terminal. Whatever else came along is closed."""
         names = []
         if not self.handle.is_command and self.handle.root_fd < 0:  # else it was made ahead, and has told of them then
-            names = ["root_fd", "scratch_fd", *(["secrets_fd"] if self.handle.prepared.spec.secrets else [])]
+            names = ["root_fd", "scratch_fd", *(["secrets_fd"] if self.handle.secrets.files else [])]
         if self._tty:
             names.append("stdout")
         fds = [self._fds[number] for number in range(got)]

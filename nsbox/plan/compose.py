@@ -260,7 +260,7 @@ def make_plan(
         how = f"{egress.path}: nftables in the sandbox's own namespace, {len(spec.allow)} rules"
         enforced["egress"] = {"strength": "kernel", "how": how}
     require(spec, enforced, controllers)
-    if spec.secrets:
+    if any(secret.deliver != "fd" for secret in spec.secrets):
         caller_ops.append(Op("secrets", dst=SECRETS, uid=spec.uid, gid=spec.uid))
     ops += caller_ops + _cover_ops(covers, sources)
     if not host.privileged and not spec.subids:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from nsbox import secrets
+from nsbox._native import lib
 from nsbox.errors import SpecError
-from nsbox.secrets import MAX_TOTAL, Secret, Values, parse, resolve, revoke
+from nsbox.secrets import MAX_FDS, MAX_TOTAL, Lent, Secret, Values, filled, parse, resolve, revoke
 from nsbox.spec import Spec
 
 VALUE = b"correct-horse-battery"
@@ -51,7 +52,7 @@ def test_every_source() -> None:
         (7, "not a int"),
         (Secret("A"), "exactly one of value, env, file and call"),
         (Secret("A", value=VALUE, env="B"), "exactly one of"),
-        (Secret("A", value=VALUE, deliver="argv"), "deliver is file or env"),
+        (Secret("A", value=VALUE, deliver="argv"), "deliver is file, env or fd"),
         (Secret("A", value=VALUE, mode=0o444), "rights to the owner alone"),
         (Secret("A", value=VALUE, ttl=-1), "ttl"),
     ],
@@ -89,10 +90,67 @@ def test_as_variables_only_when_asked() -> None:
     assert Spec(secrets="A=env:B").secrets[0].deliver == "file"
     assert Spec(secrets="A=env:B", secret_env=True).secrets[0].deliver == "env"
     values = resolve([Secret("A", value=b"1"), Secret("B", value=b"2", deliver="env")])
-    assert values.environment() == {"B": "2"}
+    assert values.given().variables == {"B": "2"}
+    assert values.given({"B"}).variables == {}
+    assert values.given().without({"B"}).environment({"B": "mine", "C": "c"}) == {"B": "mine", "C": "c"}
+    assert values.given().environment({"B": "mine", "C": "c"}) == {"C": "c"}
+    assert values.given().packed() == b"B=2\0"
     assert values.by_name() == {"A": b"1", "B": b"2"}
     with pytest.raises(SpecError, match="NUL byte cannot be a variable"):
         resolve([Secret("B", value=b"a\0b", deliver="env")])
+
+
+def test_as_descriptors() -> None:
+    with pytest.raises(SpecError, match="secret_fd: all secrets are variables"):
+        Spec(secrets="A=env:B", secret_env=True, secret_fd=True)
+    assert Spec(secrets="A=env:B", secret_fd=True).secrets[0].deliver == "fd"
+    with pytest.raises(SpecError, match="A_FD: that variable has the number"):
+        Spec(secrets=[Secret("A", value=b"1", deliver="fd"), Secret("A_FD", value=b"2", deliver="env")])
+    one, two = Secret("A", value=b"1", deliver="fd"), Secret("B", value=b"2", deliver="fd")
+    values = resolve([one, Secret("F", value=b"file"), two])
+    assert values.files
+    assert not resolve([one]).files
+    assert b"file" in values.packed()
+    assert len(values.packed()) == 16 + len("Ffile"), "what is a descriptor is no file"
+    given = values.given()
+    assert given.numbers == {"A_FD": "3", "B_FD": "4"}
+    assert given.pipes == ((one, b"1"), (two, b"2"))
+    # A number stays what it is when the time of one before it is over.
+    later = values.given({"A"})
+    assert later.numbers == {"B_FD": "4"}
+    assert later.pipes == ((one, b""), (two, b"2"))
+    assert MAX_FDS == lib.NSB_MAX_GIVE
+
+
+def test_a_pipe_that_is_emptied() -> None:
+    reader = filled(VALUE)
+    try:
+        lent = Lent("A", reader)
+        assert os.read(reader, 7) == VALUE[:7]
+        assert lent.empty()
+        assert os.read(reader, 99) == b""
+        assert lent.empty()
+        lent.close()
+        lent.close()
+        assert lent.empty()
+    finally:
+        os.close(reader)
+    with pytest.raises(SpecError, match="more than a pipe takes"):
+        filled(bytes(1 << 20))
+
+
+def test_what_is_kept_for_the_next_launch_has_no_values() -> None:
+    spec = Spec(secrets=[Secret("A", value=VALUE), Secret("B", call=lambda: VALUE), Secret("C", env="D")])
+    kept = spec.without_values()
+    assert [(item.name, item.value, item.call, item.env) for item in kept.secrets] == [
+        *(("A", None, None, None), ("B", None, None, None), ("C", None, None, "D")),
+    ]
+    assert spec.secrets[0].value == VALUE
+    assert (
+        kept
+        == Spec(secrets=[Secret("A", value=b"another"), Secret("B", call=bytes), Secret("C", env="D")]).without_values()
+    )
+    assert kept != Spec(secrets="A=env:B").without_values()
 
 
 def test_packed() -> None:
