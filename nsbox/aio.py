@@ -1,7 +1,7 @@
 """The same for asyncio: no thread per sandbox, everything that runs is watched by the event loop.
 
-Launching, closing and file operations, which block for a few milliseconds at most, are done in the loop's default
-executor. A cancelled ``run`` kills the command's whole tree and waits until it is gone before it raises.
+Launching, closing, file operations and what looks at the changes of a workspace block; they are done in the loop's
+default executor. A cancelled ``run`` kills the command's whole tree and waits until it is gone before it raises.
 """
 
 import asyncio
@@ -9,11 +9,12 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nsbox.box import Sandbox
+from nsbox.change import ChangeSet
 from nsbox.launch import Argument
 from nsbox.process import Process
 from nsbox.report import Result
@@ -21,6 +22,10 @@ from nsbox.snapshot import Snapshot
 from nsbox.spec import Spec
 from nsbox.supervise import Run
 
+if TYPE_CHECKING:
+    from nsbox.outgoing import Applied, Exported
+
+T = TypeVar("T")
 MAX_BUFFERED = 1 << 20  #: bytes that an iterator holds for a slow consumer before the command has to wait
 
 
@@ -304,6 +309,30 @@ class AsyncSandbox:
         """See ``Files.write_file``."""
         await asyncio.to_thread(self.box.write_file, path, data, **options)
 
+    async def changes(self) -> ChangeSet:
+        """See ``Sandbox.changes``."""
+        return await _whole(self.box.changes)
+
+    async def diff(self) -> str:
+        """See ``Sandbox.diff``."""
+        return await _whole(self.box.diff)
+
+    async def export(
+        self, directory: str | os.PathLike[str], *, allow_trusted: Collection[str] | bool = ()
+    ) -> "Exported":
+        """See ``Sandbox.export``. Cancelled, it waits until all is copied, and raises then."""
+        return await _whole(partial(self.box.export, directory, allow_trusted=allow_trusted))
+
+    async def apply(
+        self,
+        paths: Collection[str] | None = None,
+        *,
+        force: bool = False,
+        allow_trusted: Collection[str] | bool = (),
+    ) -> "Applied":
+        """See ``Sandbox.apply``. Cancelled, it waits until all is written back, and raises then."""
+        return await _whole(partial(self.box.apply, paths, force=force, allow_trusted=allow_trusted))
+
     async def snapshot(self) -> Snapshot:
         """See ``Sandbox.snapshot``."""
         return await asyncio.to_thread(self.box.snapshot)
@@ -329,6 +358,22 @@ class AsyncSandbox:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def _whole(call: Callable[[], T]) -> T:
+    """``call`` in the executor, and to its end: a thread cannot be cancelled, and nobody should find the box closed or
+    its workspace half written under it, however often the caller is."""
+    future = asyncio.get_running_loop().run_in_executor(None, call)
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        future.exception()  # told to nobody: the caller is not there any more
+        raise asyncio.CancelledError
+    return future.result()
 
 
 def _close_late(future: "asyncio.Future[Sandbox]") -> None:

@@ -7,11 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nsbox
+from nsbox import transfer
 from nsbox.box import PIPE
 from nsbox.errors import CommandError, SandboxUnavailable, SpecError
 
@@ -229,5 +231,86 @@ def test_a_box_that_is_closed_or_ends_under_a_command() -> None:
         async with nsbox.AsyncSandbox(timeout=60) as box:
             with pytest.raises(SandboxUnavailable):
                 await box.run("kill -9 $PPID; sleep 71")
+
+    play(story())
+
+
+def test_changes_go_out(tmp_path: Path) -> None:
+    workspace = tmp_path / "project"
+    workspace.mkdir()
+    (workspace / "changed").write_text("before\n")
+
+    async def story() -> None:
+        async with nsbox.AsyncSandbox(workspace=workspace, timeout=20) as box:
+            await box.run("echo after > changed; echo x > added; echo y > .envrc")
+            assert [entry.path for entry in (await box.changes()).entries] == [".envrc", "added", "changed"]
+            assert "-before\n+after\n" in await box.diff()
+            exported = await box.export(tmp_path / "out")
+            assert set(exported.copied) == {"added", "changed"}
+            assert (tmp_path / "out/changed").read_text() == "after\n"
+            applied = await box.apply(["added"])
+            assert applied.applied == ("added",)
+            assert (workspace / "added").read_text() == "x\n"
+            applied = await box.apply(allow_trusted=[".envrc"])
+            assert set(applied.applied) >= {".envrc", "changed"}
+            assert (workspace / "changed").read_text() == "after\n"
+            with pytest.raises(SpecError, match="not empty"):
+                await box.export(tmp_path / "out")
+        with pytest.raises(RuntimeError):
+            await box.changes()
+        async with nsbox.AsyncSandbox() as box:
+            with pytest.raises(SpecError, match="no workspace"):
+                await box.diff()
+
+    play(story())
+
+
+def test_others_go_on_while_changes_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, go = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> str:
+        ready.set()
+        assert go.wait(60)
+        return "a difference"
+
+    async def story() -> None:
+        async with nsbox.AsyncSandbox(workspace=tmp_path, timeout=20) as box:
+            monkeypatch.setattr(box.box, "diff", slow)
+            task = asyncio.create_task(box.diff())
+            while not ready.is_set():
+                await asyncio.sleep(0.01)
+            assert (await box.run(["echo", "meanwhile"])).stdout == b"meanwhile\n"
+            assert not task.done()
+            go.set()
+            assert await task == "a difference"
+
+    play(story())
+
+
+def test_a_cancelled_apply_is_whole_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, go = threading.Event(), threading.Event()
+    real = transfer.apply
+
+    def slow(*args: Any, **options: Any) -> Any:
+        ready.set()
+        assert go.wait(60)
+        return real(*args, **options)
+
+    monkeypatch.setattr(transfer, "apply", slow)
+
+    async def story() -> None:
+        async with nsbox.AsyncSandbox(workspace=tmp_path, timeout=20) as box:
+            await box.run("echo x > added")
+            task = asyncio.create_task(box.apply())
+            while not ready.is_set():
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                task.cancel()
+                await asyncio.sleep(0.01)
+            assert not task.done()
+            go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (tmp_path / "added").read_text() == "x\n"
 
     play(story())
