@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MAX_LINE = 64 << 10
+_NAMED = 5  # paths that an error names
 EVENTS = (
     *("sandbox.start", "input", "secret.deliver", "secret.revoke", "dns.query", "connect", "limit", "output"),
-    *("sandbox.end", "command", "refusal", "coverage"),
+    *("sandbox.end", "command", "policy", "refusal", "coverage"),
 )
 # Bounds for one string and one list, tried in turn until a line fits.
 _BOUNDS = ((4096, 512), (1024, 64), (200, 16), (60, 4), (20, 0))
@@ -33,14 +34,31 @@ MATCH_ALL = frozenset(("*", "*:*", "0.0.0.0/0", "::/0", "[::]/0", "0/0"))
 
 
 class LogError(NsboxError, OSError):
-    """The boundary log was asked for and cannot be written. The run it belongs to must not go on."""
+    """The boundary log was asked for and cannot be written. The run it belongs to must not go on.
+
+    ``crossed`` says what had left the sandbox by then though the log does not tell all of it: "applied" and "exported"
+    to paths."""
 
     def __init__(self, where: str, why: str, *, errno: int | None = None) -> None:
         super().__init__(f"the boundary log {where} cannot be written: {why}; name a file that you may append to")
         self.where, self.why, self.errno = where, why, errno
+        self.crossed: dict[str, tuple[str, ...]] = {}
+
+    def after(self, action: str, paths: Iterable[str]) -> "LogError":
+        """Itself, once ``paths`` had been ``applied`` or ``exported``; without any nothing is said."""
+        found = tuple(dict.fromkeys((*self.crossed.get(action, ()), *paths)))
+        if found:
+            self.crossed[action] = found
+        return self
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        # Names are the payload's: repr leaves nothing in them that a terminal acts upon.
+        told = (
+            f"; by then {len(paths)} {'change was' if len(paths) == 1 else 'changes were'} {action}:"
+            f" {', '.join(map(ascii, paths[:_NAMED]))}{', ...' if len(paths) > _NAMED else ''}"
+            for action, paths in self.crossed.items()
+        )
+        return str(self.args[0]) + "".join(told)
 
 
 class Sink(Protocol):

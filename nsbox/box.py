@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nsbox.outgoing import Applied, Exported
     from nsbox.pool import Pool
     from nsbox.ports import Forward
-    from nsbox.resources.egress import Egress
     from nsbox.snapshot import Snapshot
 
 
@@ -190,22 +189,19 @@ class Sandbox(Commands):
 
     def allow(self, *rules: str) -> None:
         """Let filtered egress reach more, from now on; the rules are written as in a Spec. If it raises (SpecError,
-        HostError) the former policy still holds."""
-        self._egress().allow(rules)
+        HostError) the former policy still holds. LogError: it cannot be told, and the sandbox is ended."""
+        self._crossing.policy(self._open_handle(), "allow", rules)
 
     def deny(self, *rules: str) -> None:
         """Refuse destinations from now on, whatever was allowed, and end connections to them. Raises as ``allow``."""
-        self._egress().deny(rules)
+        self._crossing.policy(self._open_handle(), "deny", rules)
 
     def destinations(self) -> list[dict[str, Any]]:
         """Every destination that was reached or refused until now, as a report has them."""
-        return self._egress().record()
-
-    def _egress(self) -> "Egress":
         egress = self._open_handle().egress
         if egress is None:
-            raise SpecError("allow: this sandbox has no filtered egress; make it with net='filtered'")
-        return egress
+            raise SpecError("destinations: this sandbox has no filtered egress; make it with net='filtered'")
+        return egress.record()
 
     def forget(self, process: Process) -> None:
         super().forget(process)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsbox import alarm
@@ -27,6 +27,7 @@ class BoxCrossing(Crossing):
         self._alarms: list[int] = []
         self._reason, self._ended_at = "exited", 0.0
         self._crossed: set[str] = set()  #: paths that have been told of
+        self._policy: list[tuple[str, tuple[str, ...]]] = []  #: changes of egress, for the next handle
         self._own: dict[str, int] = {}  #: path → ctime of the host's file as apply left it
 
     def begin(self, handle: Handle) -> None:
@@ -38,6 +39,8 @@ class BoxCrossing(Crossing):
 
     def opened(self, handle: Handle) -> None:
         """The sandbox is there: secrets and the sandbox itself are ended in time, whether anybody uses it or not."""
+        for action, rules in self._policy:
+            _change(handle, action, rules)
         at = handle.next_revocation()
         if at is not None:
             self._alarms.append(alarm.at(at, lambda: self._revoke(handle)))
@@ -94,6 +97,17 @@ class BoxCrossing(Crossing):
         self.record.end(self._reason, lifetime)
         self._covered()
 
+    def policy(self, handle: Handle, action: str, rules: Sequence[str]) -> None:
+        """``allow`` or ``deny``, and tell the log. Raises as ``Sandbox.allow``."""
+        self._check_log()
+        _change(handle, action, rules)
+        self._policy.append((action, tuple(rules)))
+        from nsbox.boundary import open_egress
+
+        wide = action == "allow" and open_egress("filtered", rules)
+        self.tell(lambda record: record.policy(action, rules, open_egress=wide))
+        self._check_log()
+
     def changes(self, handle: Handle, **options: Any) -> ChangeSet:
         """See ``Sandbox.changes``."""
         from nsbox import changes
@@ -120,6 +134,7 @@ class BoxCrossing(Crossing):
         """See ``Sandbox.export``."""
         from nsbox import transfer
 
+        self._check_log()
         upper = self._upper(handle)
         try:
             found = self.changes(handle)
@@ -135,6 +150,7 @@ class BoxCrossing(Crossing):
         """See ``Sandbox.apply``."""
         from nsbox import transfer
 
+        self._check_log()
         upper, workspace = self._upper(handle), workspace_of(handle)
         try:
             found = self.changes(handle)
@@ -155,6 +171,11 @@ class BoxCrossing(Crossing):
         finally:
             os.close(upper)
 
+    def _check_log(self) -> None:
+        """Nothing goes out any more that could not be told."""
+        if self._failed is not None:
+            raise self._failed
+
     def _as_left(self, entry: Change) -> Change:
         """What apply itself has written is not a change that the host made meanwhile."""
         if entry.before is None or self._own.get(entry.path) != entry.before.ctime_ns:
@@ -171,19 +192,34 @@ class BoxCrossing(Crossing):
     def _crossing(
         self, found: ChangeSet, action: str, done: Collection[str], held: "dict[str, tuple[Held, ...]]"
     ) -> None:
-        """Tell the log what was done with each change. Raises LogError."""
+        """Tell the log what was done with each change. Raises LogError, which says what ``done`` was done with all the
+        same; it is the end of the sandbox then."""
         if self.record is None:
             return
         verdicts = dict.fromkeys(done, (action, ""))
         for name, items in held.items():
             verdicts.update((item.path, (name, item.why)) for item in items)
-        for entry in found.entries:
-            if entry.path in verdicts:
-                what, why = verdicts[entry.path]
-                self.record.output(entry.report(), what, why or None)
-                self._crossed.add(entry.path)
+        self._crossed.update(verdicts)
+        told = [(entry.report(), *verdicts[entry.path]) for entry in found.entries if entry.path in verdicts]
+
+        def tell(record: "Record") -> None:
+            for fields in told:
+                record.output(*fields)
+
+        self.tell(tell)
+        if self._failed is not None:
+            from nsbox.boundary import LogError
+
+            raise self._failed.after(action, done) if isinstance(self._failed, LogError) else self._failed
 
     def _upper(self, handle: Handle) -> int:
         if self.spec.workspace is None:
             raise SpecError("changes: the sandbox has no workspace; make it with workspace=DIR")
         return upper_of(handle)
+
+
+def _change(handle: Handle, action: str, rules: Sequence[str]) -> None:
+    egress = handle.egress
+    if egress is None:
+        raise SpecError(f"{action}: this sandbox has no filtered egress; make it with net='filtered'")
+    (egress.allow if action == "allow" else egress.deny)(rules)

@@ -153,7 +153,8 @@ class Crossing:
         return result
 
     def finish(self, handle: Handle, result: Result) -> None:
-        """The run is over: limits, outputs, the end. Raises LogError, and SpecError for an incomplete set to apply."""
+        """The run is over: limits, outputs, the end. Raises SpecError for an incomplete set to apply, LogError, which
+        says what was taken out before the log failed."""
         lifetime = time.time() - self.began
         if self._inputs:
             result.boundary["inputs"] = self._inputs
@@ -170,11 +171,22 @@ class Crossing:
                 self.take_out(handle, found, result)
         if self.record is None:
             return
+        from nsbox.boundary import LogError
+
+        outputs = result.boundary["outputs"]
+        try:
+            self._tell_outcome(self.record, result, lifetime)
+        except LogError as error:
+            for action in ("exported", "applied"):
+                error.after(action, [entry["path"] for entry in outputs if entry.get("action") == action])
+            raise
+
+    def _tell_outcome(self, record: "Record", result: Result, lifetime: float) -> None:
         for entry in result.boundary["outputs"]:
             fields = dict(entry)
-            self.record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
+            record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
         ended = {name: getattr(result, name) for name in ("exit_code", "signal", "usage", "timing")}
-        self.record.end(result.reason, lifetime, **ended)
+        record.end(result.reason, lifetime, **ended)
         self._covered()
 
     def _end_of_secrets(self, handle: Handle) -> None:

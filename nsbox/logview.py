@@ -140,6 +140,7 @@ _WORDS = {
     "output": "It leaves",
     "sandbox.end": "It is gone:",
     "command": "It has run",
+    "policy": "Its network policy is changed:",
     "refusal": "Refused:",
     "coverage": "The process has executed",
 }
@@ -256,6 +257,12 @@ def _command(event: Event) -> list[Part]:
     return [(argv, ""), ended, (f"  after {event['seconds']:.3f} s", _SOFT)]
 
 
+def _policy(event: Event) -> list[Part]:
+    action = _text(event, "action")
+    wide = [("  open egress", _BAD)] if event.get("open_egress") else []
+    return [(f"{action} {_list(event['rules'])}", _GOOD if action == "deny" else _LOUD), *wide]
+
+
 def _refusal(event: Event) -> list[Part]:
     path = f"{_text(event, 'path')}: " if event.get("path") else ""
     word = [(f"  ({_text(event, 'word')})", _SOFT)] if event.get("word") else []
@@ -282,6 +289,7 @@ _WRITERS: dict[str, Callable[[Event], list[Part]]] = {
     "output": _output,
     "sandbox.end": _end,
     "command": _command,
+    "policy": _policy,
     "refusal": _refusal,
     "coverage": _coverage,
 }

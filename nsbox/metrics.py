@@ -96,7 +96,7 @@ class Collected:
         if longest is not None:
             longest = float(longest)
         run = self.run(event)
-        run.start, run.argv, run.open = event["ts"], tuple(map(str, argv)), event.get("open_egress") is True
+        run.start, run.argv, run.open = event["ts"], tuple(map(str, argv)), run.open or event.get("open_egress") is True
         run.sensitive, run.found, run.max_lifetime = len(sensitive), len(found), longest
 
     def end(self, event: dict[str, Any]) -> None:
@@ -118,6 +118,10 @@ class Collected:
         new = Counter({str(event["verdict"]): int(event.get("connections", 1))})
         new += Counter({name: int(event.get(name, 0)) for name in ("tx_bytes", "rx_bytes")})
         self.destinations.setdefault(key, Counter()).update(new)
+
+    def policy(self, event: dict[str, Any]) -> None:
+        run = self.run(event)
+        run.open = run.open or event.get("open_egress") is True
 
     def output(self, event: dict[str, Any]) -> None:
         self.leaks += len(event.get("secrets") or ())
@@ -148,6 +152,7 @@ _HANDLERS = {
     "limit": Collected.limit,
     "secret.deliver": Collected.deliver,
     "connect": Collected.connect,
+    "policy": Collected.policy,
     "output": Collected.output,
     "refusal": Collected.refusal,
     "coverage": Collected.coverage,

@@ -134,6 +134,10 @@ class Record:
             "command", argv=list(argv), reason=reason, seconds=round(seconds, 6), exit_code=exit_code, signal=signal
         )
 
+    def policy(self, action: str, rules: Iterable[str], *, open_egress: bool = False) -> None:
+        """What filtered egress lets through has changed: ``allow`` more, or ``deny``, from now on."""
+        self.event("policy", action=action, rules=list(rules), open_egress=open_egress)
+
     def refusal(self, kind: str, why: str, path: str | None = None, word: str | None = None) -> None:
         """Something was asked for and refused before anything was started: ``guard``, ``host``, ``spec``, ``log``."""
         self.event("refusal", kind=kind, why=why, path=path, word=word)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,117 @@ def test_S07_a_log_that_fails_midway_lets_nothing_out(workspace: Path, name: str
         )
     assert time.monotonic() - began < 20
     assert (workspace / "changed").read_text() == "before\n"
+
+
+def _full_at(name: str, action: str | None = None) -> Callable[[dict[str, Any]], None]:
+    """A log that cannot be written any more from the first such event on."""
+    full = False
+
+    def failing(event: dict[str, Any]) -> None:
+        nonlocal full
+        full = full or (event["event"] == name and action in (None, event.get("action")))
+        if full:
+            raise OSError(28, "No space left on device")
+
+    return failing
+
+
+@pytest.mark.parametrize("name", ["output", "sandbox.end"])
+def test_S07_a_log_that_fails_after_all_is_applied_says_so(workspace: Path, name: str) -> None:
+    with pytest.raises(LogError, match="by then 3 changes were applied: 'added', 'changed', 'removed'") as caught:
+        nsbox.run(
+            ["sh", "-c", "echo after > changed; rm removed; echo x > added; echo y > .envrc"],
+            workspace=workspace,
+            apply=True,
+            log=_full_at(name),
+        )
+    assert caught.value.crossed == {"applied": ("added", "changed", "removed")}
+    assert (workspace / "changed").read_text() == "after\n", "it is true"
+    with pytest.raises(LogError, match="by then 1 change was exported: 'added'"):
+        nsbox.run(["sh", "-c", "echo z > added"], workspace=workspace, export="out", log=_full_at(name))
+    assert Path("out/added").read_text() == "z\n"
+    with pytest.raises(LogError) as caught:
+        nsbox.run(["sh", "-c", "echo z > added"], workspace=workspace, log=_full_at(name))
+    assert caught.value.crossed == {}
+    assert "by then" not in str(caught.value)
+
+
+def test_S07_a_box_whose_log_fails_after_apply_says_so_and_is_ended(workspace: Path) -> None:
+    box = nsbox.Sandbox(workspace=workspace, log=_full_at("output", "applied"))
+    try:
+        box.run("echo after > changed; echo x > added").check()
+        assert set(box.export("out").copied) == {"added", "changed"}
+        with pytest.raises(LogError, match="by then 1 change was applied: 'changed'") as caught:
+            box.apply(paths=["changed"])
+        assert caught.value.crossed == {"applied": ("changed",)}
+        assert (workspace / "changed").read_text() == "after\n"
+        # Nothing goes out any more that cannot be told.
+        for take_out in (box.apply, lambda: box.export("another")):
+            with pytest.raises(LogError):
+                take_out()
+        assert not (workspace / "added").exists()
+        assert not Path("another").exists()
+        with pytest.raises(SandboxUnavailable):
+            box.run("sleep 1; true")
+    finally:
+        with pytest.raises(LogError, match="by then 1 change was applied"):
+            box.close()
+
+
+def test_a_log_that_fails_after_apply_on_the_command_line(workspace: Path) -> None:
+    words = ["--workspace", "project", "--apply", "--report", "report", "--", "sh", "-c", "echo after > changed"]
+    code = """if True:
+        import sys, nsbox.boundary, nsbox.cli
+        real = nsbox.boundary.FileSink.write
+        def write(self, event, line):
+            if event["event"] == "output":
+                raise OSError(28, "No space left on device")
+            real(self, event, line)
+        nsbox.boundary.FileSink.write = write
+        sys.exit(nsbox.cli.main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "--log", "log", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 125
+    assert "by then 1 change was applied: 'changed'" in done.stderr
+    assert "by then 1 change was applied" in json.loads(Path("report").read_text())["error"]
+    assert (workspace / "changed").read_text() == "after\n"
+
+
+def test_what_egress_is_changed_to_is_told() -> None:
+    with nsbox.Sandbox(allow=["a.invalid:443"], log="log") as box:
+        box.allow("b.invalid:80", "192.0.2.7")
+        box.deny("192.0.2.7")
+        for change in (box.allow, box.deny):
+            with pytest.raises(SpecError):
+                change("not a rule \x1b")
+    told = named("policy")
+    assert [(event["action"], event["rules"], event["open_egress"]) for event in told] == [
+        *(("allow", ["b.invalid:80", "192.0.2.7"], False), ("deny", ["192.0.2.7"], False)),
+    ]
+    assert {event["sandbox"] for event in told} == {box.id}
+    assert json.loads(cli("stats", "log", "--json").stdout)["open_egress"] == 0
+    with nsbox.Sandbox(allow=["a.invalid:443"], log="log") as box:
+        box.allow("*")
+    assert json.loads(cli("stats", "log", "--json").stdout)["open_egress"] == 1
+    assert "allow b.invalid:80, 192.0.2.7" in cli("log", "log").stdout.decode()
+    with nsbox.Sandbox(log="log") as box, pytest.raises(SpecError, match="allow: this sandbox has no filtered egress"):
+        box.allow("a.invalid")
+
+
+def test_S07_egress_that_cannot_be_told_ends_the_box() -> None:
+    box = nsbox.Sandbox(allow=["a.invalid:443"], log=_full_at("policy"))
+    try:
+        with pytest.raises(LogError):
+            box.allow("b.invalid:80")
+        with pytest.raises(SandboxUnavailable):
+            box.run("sleep 1; true")
+        with pytest.raises(LogError):
+            box.deny("b.invalid:80")
+    finally:
+        with pytest.raises(LogError):
+            box.close()
 
 
 def test_S07_a_log_that_fails_while_it_runs_ends_the_run() -> None:

@@ -320,6 +320,9 @@ for line in sys.stdin:
         assert reached("203.0.113.5") == "200", "it is taken back by the rule that says the same"
         verdicts = {(row["address"], row["port"], row["verdict"]) for row in box.destinations()}
         assert verdicts >= {("203.0.113.6", 80, "allowed"), ("203.0.113.5", ECHO, "allowed")}
+        box.deny("203.0.113.5")
+        box.restore(box.snapshot())
+        assert (reached("a.test"), reached("203.0.113.5")) == ("200", "ECONNREFUSED"), "it is the same box"
     with nsbox.Sandbox() as plain, pytest.raises(SpecError, match="filtered"):
         plain.allow("a.test")
 

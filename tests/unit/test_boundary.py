@@ -48,6 +48,7 @@ def everything(record: Record) -> None:
     record.output({**change, "trusted_by_host": False}, "exported")
     record.secret_revoked("TOKEN", "end")
     record.command(["make"], "exited", 0.5, exit_code=0)
+    record.policy("allow", ["*:443"], open_egress=False)
     record.end("exited", 1.25, exit_code=0, usage={"cpu_user_s": 0.1}, timing={"total_ms": 3.0})
     record.refusal("guard", "keys", "/root/.ssh", "--allow-sensitive /root/.ssh")
     record.coverage({"process": "1-2", "sandboxed": 1, "bare": 0, "percent": 100.0})
@@ -164,6 +165,20 @@ def test_S05_values_of_secrets_are_masked_wherever_they_are(tmp_path: Path) -> N
     assert secret not in text
     assert b"aHVudGVyMi1odW50ZXIy" not in text
     assert text.count(b"***PW***") == 5
+
+
+def test_an_error_says_what_crossed_all_the_same() -> None:
+    error = LogError("'log'", "No space left on device", errno=28)
+    plain = str(error)
+    assert str(error.after("applied", [])) == plain
+    assert error.crossed == {}
+    error.after("exported", ["a"]).after("applied", ["b\x1b[2J", "c"]).after("applied", [*"cdefgh"])
+    assert str(error) == (
+        f"{plain}; by then 1 change was exported: 'a'; by then 7 changes were applied:"
+        r" 'b\x1b[2J', 'c', 'd', 'e', 'f', ..."
+    )
+    assert error.crossed == {"exported": ("a",), "applied": ("b\x1b[2J", *"cdefgh")}
+    assert error.errno == 28
 
 
 def test_timestamps() -> None:

@@ -32,12 +32,13 @@ def log(tmp_path: Path) -> Path:
         one.end("signaled", 1.5, signal=9)
         one.refusal("guard", "keys", "/root/.ssh", "--allow-sensitive /root/.ssh")
         one.coverage({"process": "1", "sandboxed": 3, "bare": 1})
+        one.policy("allow", ["*", "a\x1b"], open_egress=True)
     return path
 
 
 def test_lines(log: Path) -> None:
     lines = [logview.plain(logview.parts(event)) for event in logview.events(str(log))]
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert all(line.isprintable() for line in lines)
     assert "let through: /k" in lines[0]
     assert "credentials inside: X_TOKEN" in lines[0]
@@ -45,11 +46,12 @@ def test_lines(log: Path) -> None:
     assert "evil.example (192.0.2.1):443/tcp denied  3 times  not allowed" in lines[4]
     assert "a\\x0a  added, 3 bytes  the host would act upon it  contains KEY  held back: git runs it" in lines[5]
     assert "exited 0  after 0.100 s" in lines[7]
+    assert "allow *, a\\x1b  open egress" in lines[11]
 
 
 def test_one_run_as_a_story(log: Path) -> None:
     lines = list(logview.story(logview.events(str(log), sandbox="aaaa1111")))
-    assert len(lines) == 9
+    assert len(lines) == 10
     assert "A sandbox is made for sh -c" in lines[0]
     assert lines[0].strip().startswith("0.000 s")
     assert "It is gone: signaled by signal 9" in lines[6]

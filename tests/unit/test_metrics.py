@@ -51,6 +51,11 @@ class Generated:
             open_, sensitive = chance() < 0.1, [{"path": "/x", "why": "y"}] * (chance() < 0.05)
             found = ["A_TOKEN"] * self.random.choice([0, 0, 0, 1, 2])
             record.start(["job", str(number)], open_egress=open_, sensitive_mounts=sensitive, found=found)
+            if chance() < 0.1:  # egress that is opened later counts as well
+                wide = chance() < 0.5
+                record.policy("allow", ["*" if wide else "a.example"], open_egress=wide)
+                record.policy("deny", ["b.example"])
+                open_ = open_ or wide
             self.open |= {number} if open_ else set()
             self.sensitive |= {number} if sensitive else set()
             self.found.append(len(found))
