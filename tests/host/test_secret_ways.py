@@ -291,3 +291,27 @@ assert not holders(), holders()
 def test_S06_no_cache_of_this_process_keeps_a_value() -> None:
     done = subprocess.run([sys.executable, "-c", SCAN], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# ---- made ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_of_a_pool(blobs: list[bytes]) -> None:
+    script = f"""{SAME}; test "$AS_VARIABLE" = 'value of a variable' && echo too; echo $A; ls /proc/self/fd | wc -l"""
+    variable = nsbox.Secret("AS_VARIABLE", value=b"value of a variable", deliver="env")
+    with nsbox.Pool(size=2, secrets=[TOKEN, OTHER, variable], env={"AS_VARIABLE": "of the spec", "A": "b"}) as pool:
+        for _ in range(3):
+            result = pool.run(["sh"], stdin=script)
+            assert (result.stdout, result.stderr) == (b"same\ntoo\nb\n6\n", b"")
+        assert pool.run(["sh", "-c", "echo $AS_VARIABLE"], env={"AS_VARIABLE": "mine"}).stdout == b"mine\n"
+        with nsbox.Sandbox.from_pool(pool) as box:
+            assert box.run(["sh"], stdin=script).stdout == b"same\ntoo\nb\n6\n"
+    assert len(blobs) >= 8
+    assert not any(value in blob for blob in blobs for value in (VALUE.encode(), b"value of a variable"))
+
+
+def test_S06_of_a_pool_the_time_begins_with_the_lease() -> None:
+    with nsbox.Pool(size=1, secrets=[TOKEN._replace(ttl=1.0)]) as pool:
+        time.sleep(1.2)
+        assert pool.run(["sh", "-c", "cat <&3 | wc -c"]).stdout == f"{len(VALUE)}\n".encode()
+        assert pool.run(["sh", "-c", "sleep 2; cat <&3 | wc -c"]).stdout == b"0\n"
