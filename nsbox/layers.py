@@ -21,6 +21,7 @@ NOBODY = 65534
 
 #: what the owner of a copy is, by that of the original; None: everything belongs to the caller
 Owner = Callable[[int], int] | None
+Path = tuple[str, ...]  #: names of directories from the root of a layer
 
 
 def inside_of(first: int | None) -> Owner:
@@ -40,36 +41,35 @@ class Copier:
 
     def __init__(self) -> None:
         self._owner: Owner = None
-        self._links: dict[tuple[int, int], tuple[int, str]] = {}
+        self._root = -1
+        self._links: dict[tuple[int, int], tuple[Path, str]] = {}  #: a file of many names → where its copy is
 
     def layer(self, source: int, target: int, owner: Owner) -> None:
         """Copy all that is in one layer."""
-        self._owner, self._links = owner, {}
+        self._owner, self._root = owner, target
         try:
-            self._directory(source, target, 0)
+            self._directory(source, target, ())
         finally:
-            for fd, _ in self._links.values():
-                os.close(fd)
             self._links = {}
 
-    def _directory(self, source: int, target: int, depth: int) -> None:
-        if depth > tree.MAX_DEPTH:
+    def _directory(self, source: int, target: int, path: Path) -> None:
+        if len(path) > tree.MAX_DEPTH:
             raise OSError(errno.ENAMETOOLONG, f"more than {tree.MAX_DEPTH} directories deep")
         for name in os.listdir(source):
             status = tree.look(source, name)
             if status is not None:
-                self._entry(source, target, name, status, depth)
+                self._entry(source, target, name, status, path)
 
-    def _entry(self, source: int, target: int, name: str, status: os.stat_result, depth: int) -> None:
+    def _entry(self, source: int, target: int, name: str, status: os.stat_result, path: Path) -> None:
         kind = stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFDIR:
-            self._subdirectory(source, target, name, depth)
+            self._subdirectory(source, target, name, (*path, name))
             return
         if kind == stat.S_IFSOCK:
             return  # whoever listened on it is not there any more
         _clear(target, name)
         if kind == stat.S_IFREG:
-            self._file(source, target, name, status)
+            self._file(source, target, name, status, path)
             return
         if kind == stat.S_IFLNK:
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
@@ -84,7 +84,7 @@ class Copier:
             os.chown(name, self._owner(status.st_uid), self._owner(status.st_gid), dir_fd=target, follow_symlinks=False)
         os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
-    def _subdirectory(self, source: int, target: int, name: str, depth: int) -> None:
+    def _subdirectory(self, source: int, target: int, name: str, path: Path) -> None:
         below = tree.open_directory(source, name, lend=self._owner is None)
         try:
             there = tree.look(target, name)
@@ -96,18 +96,29 @@ class Copier:
             made = tree.open_directory(target, name, lend=self._owner is None)
             try:
                 status = os.fstat(below)
-                self._directory(below, made, depth + 1)
+                self._directory(below, made, path)
                 self._attributes(below, made, status, stat.S_IMODE(tree.mode_of(below)))
             finally:
                 tree.close(made)
         finally:
             tree.close(below)
 
-    def _file(self, source: int, target: int, name: str, status: os.stat_result) -> None:
+    def _link(self, path: Path, other: str, target: int, name: str) -> None:
+        """Give a copy in the directory ``path`` another name. The directory is opened anew, for there may be many."""
+        folder = os.dup(self._root)
+        try:
+            for part in path:
+                below = tree.open_directory(folder, part, lend=self._owner is None)
+                folder, above = below, folder
+                tree.close(above)
+            os.link(other, name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+        finally:
+            tree.close(folder)
+
+    def _file(self, source: int, target: int, name: str, status: os.stat_result, path: Path) -> None:
         key = (status.st_dev, status.st_ino)
         if key in self._links:
-            folder, other = self._links[key]
-            os.link(other, name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+            self._link(*self._links[key], target, name)
             return
         fd, status = tree.open_file(source, name, lend=self._owner is None)
         try:
@@ -120,7 +131,7 @@ class Copier:
         finally:
             os.close(fd)
         if status.st_nlink > 1:
-            self._links[key] = os.dup(target), name
+            self._links[key] = path, name
 
     def _attributes(self, source: int, made: int, status: os.stat_result, mode: int) -> None:
         for name, value in tree.user_xattrs(source).items():

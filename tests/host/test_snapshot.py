@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -350,3 +351,28 @@ TestModel = Model.TestCase
 TestModel.settings = settings(
     max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_many_files_of_many_names_need_no_descriptors(box: Sandbox) -> None:
+    """One for each would be more than most processes may have. Names lie in directories that nobody may enter, too."""
+    box.run("""
+        mkdir -p a/b c closed; n=0
+        while [ $n -lt 400 ]; do echo $n > a/b/$n; ln a/b/$n c/$n; ln a/b/$n closed/$n; n=$((n+1)); done
+        chmod 000 closed; chmod 500 a/b
+    """).check()
+    links = """
+        chmod 700 closed
+        find a c closed -type f -printf '%i %n\\n' | sort | uniq -c | awk '{print $1, $3}' | sort | uniq -c
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 100, limit[1]))
+    try:
+        snapshot = box.snapshot()
+        box.run("rm -r a c; chmod 700 closed; rm -r closed").check()
+        box.restore(snapshot)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert box.run("stat -c %a closed a/b").stdout == b"0\n500\n"
+    assert box.run(links).stdout_text.split() == ["400", "3", "3"], "400 files, each of three names, each seen thrice"
+    assert box.run("cat c/7 closed/7; cat a/b/399").stdout == b"7\n7\n399\n"
