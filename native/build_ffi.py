@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent
-SEAM = "seam.c"
+SEAM = ("seam.c", "floor.c")  #: of the module; every other C file is of the helper
 CDEF_HEADERS = ("nsbox.h", "seam.h")
 
 HELPER_CFLAGS = [
@@ -82,12 +82,12 @@ def _accepted(cc: list[str], flags: list[str], directory: Path) -> list[str]:
 
 
 def build_helper(out: Path, cc: list[str] | None = None, werror: bool = False) -> None:
-    """Compile and link every C file but the seam into the static helper `out`.
+    """Compile and link every C file but the module's own into the static helper `out`.
 
     Raises SystemExit with the compiler's own words if it fails: setuptools would show a traceback instead.
     """
     cc = cc or compiler()
-    sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name != SEAM)
+    sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name not in SEAM)
     with tempfile.TemporaryDirectory(prefix="nsbox-build-") as directory:
         cflags = _accepted(cc, HELPER_CFLAGS, Path(directory)) + (["-Werror"] if werror else [])
         argv = [*cc, *cflags, f"-I{NATIVE}", "-o", str(out), *sources, *HELPER_LDFLAGS, "-lgcc"]
@@ -140,7 +140,7 @@ def make_builder() -> "FFI":
         "nsbox._native_ffi",
         "".join(f'#include "{name}"\n' for name in CDEF_HEADERS) + helper,
         # setuptools wants paths that are relative to setup.py, which is also where it runs.
-        sources=[f"native/{SEAM}"],
+        sources=[f"native/{name}" for name in SEAM],
         depends=sorted(f"native/{path.name}" for path in NATIVE.glob("*.[ch]")),
         include_dirs=["native"],
         extra_compile_args=SEAM_CFLAGS + (SANITIZE_FLAGS if sanitize else HARDEN_CFLAGS),

@@ -22,6 +22,7 @@ int nsb_act_as(unsigned uid, unsigned gid);
 int nsb_act_back(void);
 long nsb_write(int fd, const void *data, size_t size);
 int nsb_tell(int control, uint32_t type, int value, uint32_t op);
+int nsb_floor(int flags, int loopback, const char *program);
 /* cdef:end */
 
 #endif
