@@ -1,6 +1,6 @@
 """What a well-behaved sandbox feels of a hog next to it: the time of a small job alone, and beside each kind of hog.
 
-    python benchmarks/neighbours.py [--rounds N] [--jobs N] [--hogs NAME,NAME] [--json FILE]
+    python benchmarks/neighbours.py [--rounds N] [--jobs N] [--json FILE]
 
 A hog is a sandbox with the default limits that takes all it can get of one thing. In each round every hog has its turn,
 in a random order, and "alone" is one of the turns: the machine's own moods fall on all alike. The ratio to "alone" is
@@ -8,7 +8,6 @@ the figure to compare. With as many processors as hogs and jobs it should be nea
 of every limit: caches, memory bandwidth, the disk's queue, locks of the kernel.
 """
 
-import argparse
 import contextlib
 import json
 import random
@@ -18,7 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import _common
+from nsbox.bench.frame import Benchmark, Found, Setting, main, ratio_table
+from nsbox.bench.measure import Samples, summary
 
 ALONE = "alone"
 #: some work on the processor, in memory and on files: about 20 ms of it beside the start
@@ -68,11 +68,11 @@ def job() -> float:
     return took
 
 
-def measure(hogs: dict[str, list[str]], rounds: int, jobs: int, seed: int = 1) -> dict[str, _common.Samples]:
+def in_turns(hogs: dict[str, list[str]], rounds: int, jobs: int, seed: int = 1) -> dict[str, Samples]:
     """Samples of the job by what ran next to it."""
     turns: dict[str, list[str] | None] = {ALONE: None, **hogs}
     draw = random.Random(seed)
-    samples: dict[str, _common.Samples] = {name: [] for name in turns}
+    samples: dict[str, Samples] = {name: [] for name in turns}
     job()
     for _ in range(rounds):
         order = list(turns)
@@ -83,58 +83,27 @@ def measure(hogs: dict[str, list[str]], rounds: int, jobs: int, seed: int = 1) -
     return samples
 
 
-def benchmark(hogs: dict[str, list[str]], rounds: int, jobs: int) -> dict[str, Any]:
-    """Everything that the JSON file holds."""
+def run(settings: dict[str, Any]) -> Found:
     import nsbox
 
     enforced = {layer: how["strength"] for layer, how in nsbox.run(["true"]).enforced.items()}
-    quiet = _common.Quiet()
-    samples = measure(hogs, rounds, jobs)
-    return {
-        "benchmark": "neighbours",
-        "host": _common.host_facts(),
-        "options": {"rounds": rounds, "jobs": jobs},
-        "quiet": quiet.report(samples[ALONE]),
-        "results": {name: _common.summary(values, samples[ALONE]) for name, values in samples.items()},
-        "enforced": {layer: enforced[layer] for layer in ("memory", "pids", "cpu", "disk")},
-    }
+    samples = in_turns(HOGS, int(settings["rounds"]), int(settings["jobs"]))
+    results = {name: summary(values, samples[ALONE]) for name, values in samples.items()}
+    facts = {"results": results, "enforced": {layer: enforced[layer] for layer in ("memory", "pids", "cpu", "disk")}}
+    return facts, samples[ALONE]
 
 
-def show(report: dict[str, Any]) -> None:
-    """The report for people."""
-    host, options = report["host"], report["options"]
-    machine = f"{host['cpu']}, {host['cores']} cores{', virtual machine' if host['virtual'] else ''}"
-    print(f"{machine}, Linux {host['kernel']}, Python {host['python']}, as {host['user']}")
-    print(f"{options['rounds']} rounds of {options['jobs']} jobs beside each hog; limits: {report['enforced']}\n")
-    rows = []
-    for name, row in report["results"].items():
-        interval = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}" if name != ALONE else ""
-        cells = [f"{row['p50_us'] / 1000:.1f}", f"{row['p95_us'] / 1000:.1f}", f"{row['ratio']:.2f}", interval]
-        rows.append([name, *cells])
-    print(_common.table(["job next to", "p50 ms", "p95 ms", f"× {ALONE}", "95 % interval"], rows))
-    for warning in report["quiet"]["warnings"]:
-        print(f"\nwarning: {warning}")
+def text(report: dict[str, Any]) -> list[str]:
+    return [f"limits: {report['enforced']}", ratio_table("job next to", ALONE, report["results"])]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="A small job in a sandbox, alone and next to hogs.")
-    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="turns of each hog (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=20, metavar="N", help="jobs in a turn (default: %(default)s)")
-    parser.add_argument("--hogs", default=",".join(HOGS), metavar="NAME,...", help="which of: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write the report there as well")
-    args = parser.parse_args(arguments)
-    chosen = [name.strip() for name in args.hogs.split(",") if name.strip()]
-    unknown = [name for name in chosen if name not in HOGS]
-    if args.rounds < 1 or args.jobs < 2 or unknown:
-        parser.error(f"no such hog: {unknown[0]}" if unknown else "--rounds must be at least 1, --jobs at least 2")
-    report = benchmark({name: HOGS[name] for name in chosen}, args.rounds, args.jobs)
-    show(report)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-    return 0
-
+BENCHMARK = Benchmark(
+    "neighbours",
+    "A small job in a sandbox, alone and next to hogs.",
+    (Setting("rounds", 6, 1, 1, "turns of each hog"), Setting("jobs", 20, 2, 3, "jobs in a turn")),
+    run,
+    text,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCHMARK))

@@ -7,12 +7,9 @@ machine and no setting of it is changed. The same client talks to the same serve
 each path, in turns. Run it as root (gateway and veth) and as an ordinary user (gateway).
 """
 
-import argparse
-import ctypes
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,12 +18,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import _common
+from nsbox.bench import netns
+from nsbox.bench.frame import Benchmark, Found, Setting, main, ratio_table, table
+from nsbox.bench.measure import Samples, measure, median, spawn, summary
+from nsbox.bench.runtime import PYTHON
 
 HOST, WORLD, PORT = "198.51.100.1", "203.0.113.5", 9000
 BASELINE = "host"
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 METRICS = {
     "up_gbit": "sent, Gbit/s",
     "down_gbit": "received, Gbit/s",
@@ -64,13 +62,6 @@ for _ in range(many):
 out["connections"] = many / (time.perf_counter() - began)
 print(json.dumps(out))
 """
-
-
-def unshare(flags: int) -> None:
-    """unshare(2), which os has from Python 3.12 on. Raises OSError."""
-    if ctypes.CDLL(None, use_errno=True).unshare(flags):
-        code = ctypes.get_errno()
-        raise OSError(code, f"unshare: {os.strerror(code)}")
 
 
 def serve_one(client: socket.socket) -> None:
@@ -120,7 +111,7 @@ def start_world() -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            unshare(CLONE_NEWNET)
+            netns.unshare(netns.CLONE_NEWNET)
             os.write(ready, b"0")
             os.read(asked, 1)
             configure_world()
@@ -157,19 +148,7 @@ def configure_host(world: int) -> None:
         links.addr("add", index=links.link_lookup(ifname="wan0")[0], address=HOST, prefixlen=24)
         links.route("add", dst="default", gateway="198.51.100.2")
     if os.geteuid() == 0:
-        with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as setting:  # of this namespace
-            setting.write("1")
-
-
-def enter_host() -> None:
-    """This process goes to network (and, for an ordinary user, user) namespaces of its own."""
-    if os.geteuid():
-        uid, gid = os.geteuid(), os.getegid()
-        unshare(CLONE_NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
-    unshare(CLONE_NEWNET)
+        netns.forward()
 
 
 def words(mebibytes: int, trips: int, connections: int) -> list[str]:
@@ -214,12 +193,11 @@ def traffic(paths: list[str], rounds: int, argv: list[str]) -> dict[str, dict[st
         for name in order:
             found[name].append(subjects[name]())
     return {
-        name: {key: round(_common.median([row[key] for row in rows]), 2) for key in METRICS}
-        for name, rows in found.items()
+        name: {key: round(median([row[key] for row in rows]), 2) for key in METRICS} for name, rows in found.items()
     }
 
 
-def starts(paths: list[str], runs: int) -> tuple[dict[str, Any], _common.Samples]:
+def starts(paths: list[str], runs: int) -> tuple[dict[str, Any], Samples]:
     """What a sandbox costs with egress on each path, against one without; posix_spawn, to judge the machine."""
     import nsbox
 
@@ -233,30 +211,22 @@ def starts(paths: list[str], runs: int) -> tuple[dict[str, Any], _common.Samples
         return once
 
     subjects = {name: start(name) for name in ("none", *paths)}
-    samples = _common.measure({**subjects, "posix_spawn": lambda: _common.spawn(["/bin/true"])}, runs, 10)
-    return {name: _common.summary(samples[name], samples["none"]) for name in subjects}, samples["posix_spawn"]
+    samples = measure({**subjects, "posix_spawn": lambda: spawn(["/bin/true"])}, runs, 10)
+    return {name: summary(samples[name], samples["none"]) for name in subjects}, samples["posix_spawn"]
 
 
-def benchmark(rounds: int, runs: int, mebibytes: int, trips: int, connections: int) -> dict[str, Any]:
-    """Everything that the JSON file holds."""
-    quiet = _common.Quiet()
-    enter_host()
+def run(settings: dict[str, Any]) -> Found:
+    mebibytes, trips, connections = (int(settings[name]) for name in ("mib", "trips", "connections"))
+    netns.enter()
     world = start_world()
     try:
         paths = ["gateway", "veth"] if os.geteuid() == 0 else ["gateway"]
-        costs, baseline = starts(paths, runs)
-        figures = traffic(paths, rounds, words(mebibytes, trips, connections))
+        costs, baseline = starts(paths, int(settings["starts"]))
+        figures = traffic(paths, int(settings["rounds"]), words(mebibytes, trips, connections))
     finally:
         os.kill(world, signal.SIGKILL)
         os.waitpid(world, 0)
-    return {
-        "benchmark": "network",
-        "host": _common.host_facts(),
-        "options": {"rounds": rounds, "starts": runs, "mib": mebibytes, "trips": trips, "connections": connections},
-        "quiet": quiet.report(baseline),
-        "traffic": figures,
-        "start": costs,
-    }
+    return {"traffic": figures, "start": costs}, baseline
 
 
 def traffic_table(report: dict[str, Any]) -> str:
@@ -267,47 +237,26 @@ def traffic_table(report: dict[str, Any]) -> str:
         host = report["traffic"][BASELINE][key]
         cells = [f"{report['traffic'][name][key]:.1f} ({report['traffic'][name][key] / host:.2f})" for name in names]
         rows.append([text, *cells])
-    return _common.table(["", *names], rows)
+    return table(["", *names], rows)
 
 
-def start_table(report: dict[str, Any]) -> str:
-    rows = []
-    for name, row in report["start"].items():
-        interval = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}" if name != "none" else ""
-        rows.append([name, f"{row['p50_us']:.0f}", f"{row['p95_us']:.0f}", f"{row['ratio']:.2f}", interval])
-    return _common.table(["/bin/true with egress", "p50 µs", "p95 µs", "× none", "95 % interval"], rows)
+def text(report: dict[str, Any]) -> list[str]:
+    return [traffic_table(report), ratio_table("/bin/true with egress", "none", report["start"])]
 
 
-def show(report: dict[str, Any]) -> None:
-    """The report for people."""
-    host = report["host"]
-    print(f"{host['cpu']}, {host['cores']} cores, Linux {host['kernel']}, as {host['user']}\n")
-    print(traffic_table(report), start_table(report), sep="\n\n")
-    for warning in report["quiet"]["warnings"]:
-        print(f"\nwarning: {warning}; the figures are of little use")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What filtered egress costs, against the bare host path.")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of traffic (default: %(default)s)")
-    parser.add_argument("--starts", type=int, default=200, metavar="N", help="rounds of starts (default: %(default)s)")
-    parser.add_argument("--mib", type=int, default=512, metavar="N", help="MiB each way (default: %(default)s)")
-    parser.add_argument("--trips", type=int, default=5000, metavar="N", help="round trips (default: %(default)s)")
-    parser.add_argument("--connections", type=int, default=1000, metavar="N", help="connections (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the report there as well")
-    args = parser.parse_args(arguments)
-    if min(args.rounds, args.mib, args.trips, args.connections) < 1 or args.starts < 2:
-        parser.error("every number must be at least 1, and --starts at least 2")
-    if not shutil.which("true", path="/bin"):
-        parser.error("/bin/true is missing")
-    report = benchmark(args.rounds, args.starts, args.mib, args.trips, args.connections)
-    show(report)
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-    return 0
-
+BENCHMARK = Benchmark(
+    "network",
+    "What filtered egress costs, against the bare host path.",
+    (
+        Setting("rounds", 5, 1, 1, "rounds of traffic"),
+        Setting("starts", 200, 2, 5, "rounds of starts"),
+        Setting("mib", 512, 1, 16, "MiB each way"),
+        Setting("trips", 5000, 1, 200, "round trips"),
+        Setting("connections", 1000, 1, 50, "new connections"),
+    ),
+    run,
+    text,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCHMARK))

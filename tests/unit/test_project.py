@@ -20,8 +20,8 @@ ORDER = (
     "launch | enforce | supervise ports | tree | contents copying layers budget | snapshot snapshot_tar | "
     "diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | ahead | "
     "pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | rooted | "
-    "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool |  | python_env | "
-    "cli_options cli_output | cli_review cli_log cli_stats | cli_shell cli_run | cli_python | cli | "
+    "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool |  | python_env | bench | "
+    "cli_options cli_output | cli_review cli_log cli_stats cli_bench | cli_shell cli_run | cli_python | cli | "
     "__main__ | integrations"
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
