@@ -18,6 +18,7 @@ usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]        one fresh sandbox, one c
        nsbox doctor [--json]                            what this host can enforce, and what mends the rest
        nsbox log [FILE] [--follow] [--sandbox ID]       the boundary log, readable
        nsbox stats [FILE...] [--json] [--html FILE]     the numbers over boundary logs
+       nsbox bench [WHAT...] [--quick]                  what isolation costs on this host
        nsbox gc                                         remove what killed processes have left, and say what it was
        nsbox --version
 """
@@ -56,8 +57,20 @@ usage: nsbox stats [FILE...] [OPTIONS]
 Counts over boundary logs, in any order: how much runs in sandboxes, how long they live, which limits are hit, what is
 let through, which secrets are present. FILE is $NSBOX_LOG where none is named.
 """,
+    "bench": """\
+usage: nsbox bench [WHAT...] [OPTIONS]
+
+Measures what isolation costs on this host. WHAT is one or more of
+  layers      one layer added at a time, from a bare process to filtered egress
+  start       a fresh sandbox against posix_spawn and the programs of this host that isolate
+  runtime     the same work inside and outside
+  throughput  starts a second with several workers
+  memory      what idle sandboxes hold
+  program     this command as a process of its own
+and the first three where none is named. It takes minutes, or seconds with --quick, on a machine that does nothing else.
+""",
 }
-_LATER = ("bench", "selftest")
+_LATER = ("selftest",)
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -179,6 +192,18 @@ def _stats(arguments: list[str]) -> int:
     return cli_stats.show(values, words)
 
 
+def _bench(arguments: list[str]) -> int:
+    from nsbox.cli_options import BENCH, help_text, parse
+
+    values, words = parse(arguments, BENCH, anywhere=True)
+    if values.get("help"):
+        _print(_USAGES["bench"] + help_text(BENCH, _width()))
+        return 0
+    from nsbox import cli_bench
+
+    return cli_bench.show(values, words, _print)
+
+
 def _gc(arguments: list[str]) -> int:
     from nsbox.cli_options import HELP, parse
 
@@ -206,6 +231,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _doctor,
     "log": _log,
     "stats": _stats,
+    "bench": _bench,
     "gc": _gc,
 }
 

@@ -170,6 +170,14 @@ STATS = (
     Option("--prometheus", "prometheus", ON, "", "the exposition format of Prometheus", "Options", True),
     *HELP,
 )
+BENCH = (
+    Option(
+        "--quick", "quick", ON, "", "a few seconds in place of minutes: a look, no figures to keep", "Options", True
+    ),
+    Option("--json", "json", TEXT, "FILE", "write all figures there", "Options", True),
+    Option("--svg", "svg", TEXT, "DIR", "draw the plots there, as NAME.svg", "Options", True),
+    *HELP,
+)
 DOCTOR = (Option("--json", "json", ON, "", "every fact as JSON", "Options", True), *HELP)
 
 # Names that are reserved for what is to come, so that using them is told apart from a slip of the pen.
