@@ -160,7 +160,7 @@ def chain(bare: list[str], real: list[str]) -> dict[str, str]:
 
 def run(settings: dict[str, Any]) -> Found:
     # For root egress by veth is one of the rows: its devices and rules are then made in a network of our own.
-    found = netns.apart(lambda: _run(settings)) if os.geteuid() == 0 else _run(settings)
+    found = netns.apart(lambda: _run(settings), network=os.geteuid() == 0)
     return found[0], found[1]
 
 

@@ -33,17 +33,18 @@ def forward() -> None:
         setting.write("1")
 
 
-def apart(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns (JSON can hold it) in a child that has a network of its own that passes packets
-    on. Raises RuntimeError where the child failed."""
+def apart(call: Callable[[], Any], *, network: bool = True) -> Any:
+    """What ``call`` returns (JSON can hold it) in a child, whose network is its own and passes packets on, if wanted.
+    Raises RuntimeError where the child failed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             os.close(reader)
-            enter()
-            forward()
+            if network:
+                enter()
+                forward()
             with open(writer, "w", encoding="utf-8") as answer:
                 answer.write(json.dumps(call()))
             status = 0
