@@ -12,7 +12,7 @@ run() {
     printf '\n=== %s\n' "$name"
     "${PYTHON:-python3}" "$here/$name.py" "$@"
 }
-for name in layers start runtime throughput memory program network neighbours; do
+for name in layers start runtime throughput memory program pools network neighbours; do
     run "$name" "$@"
 done
 # The same from a caller with 2 GiB in use.

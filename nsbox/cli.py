@@ -67,6 +67,7 @@ Measures what isolation costs on this host. WHAT is one or more of
   throughput  starts a second with several workers
   memory      what idle sandboxes hold
   program     this command as a process of its own
+  pools       sandboxes and interpreters made ahead
 and the first three where none is named. It takes minutes, or seconds with --quick, on a machine that does nothing else.
 """,
 }

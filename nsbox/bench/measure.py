@@ -64,12 +64,19 @@ def difference_interval(
 
 
 def measure(
-    subjects: Mapping[str, Callable[[], object]], runs: int, warmup: int, *, pause_s: float = 0.0, seed: int = 1
+    subjects: Mapping[str, Callable[[], object]],
+    runs: int,
+    warmup: int,
+    *,
+    pause_s: float = 0.0,
+    before: Callable[[], object] | None = None,
+    seed: int = 1,
 ) -> dict[str, Samples]:
     """Microseconds of ``runs`` calls of every subject after ``warmup`` unmeasured ones, in rounds.
 
     Each round calls every subject once, in an order of its own: what one leaves behind (a network namespace is taken
-    down by the kernel after its last process is gone) then falls on all the others alike.
+    down by the kernel after its last process is gone) then falls on all the others alike. ``before`` is called ahead of
+    every call, and not measured.
     """
     order = list(subjects)
     draw = random.Random(seed)
@@ -79,6 +86,8 @@ def measure(
         for name in order:
             if pause_s:
                 time.sleep(pause_s)
+            if before:
+                before()
             began = time.perf_counter_ns()
             subjects[name]()
             took = time.perf_counter_ns() - began

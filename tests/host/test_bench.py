@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsbox import cli, cli_bench
-from nsbox.bench import frame, layers, memory, netns, runtime, throughput
+from nsbox.bench import frame, layers, memory, netns, pools, runtime, throughput
 from nsbox.errors import SpecError
 
 CUT = {"runs": 2, "warmup": 0}
@@ -97,3 +97,11 @@ def test_no_such_benchmark() -> None:
     with pytest.raises(SpecError, match="did you mean memory"):
         cli_bench.chosen(["memroy"])
     assert [benchmark.name for benchmark in cli_bench.chosen([])] == ["layers", "start", "runtime"]
+
+
+def test_pools_are_measured_full_and_without_a_pause() -> None:
+    facts, _ = pools.run({"runs": 2, "workers": 2, "seconds": 0.1, "rounds": 1})
+    assert facts["results"]["Pool: /bin/true"]["p50_us"] > 0
+    assert facts["sustained"]["Pool: /bin/true"]["per_s"] > 0
+    assert facts["sustained"]["os.fork and wait"]["per_s"] > 0
+    assert frame.words(pools.BENCHMARK, _report(pools.BENCHMARK, facts))

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nsbox.bench import NAMES, frame, host, layers, memory, peers, program, runtime, start, svg, throughput
+from nsbox.bench import NAMES, frame, host, layers, memory, peers, pools, program, runtime, start, svg, throughput
 from nsbox.bench.measure import (
     difference_interval,
     measure,
@@ -28,7 +28,9 @@ sys.path.insert(0, str(BENCHMARKS))
 import neighbours  # noqa: E402
 import network  # noqa: E402
 
-EVERY = [module.BENCHMARK for module in (layers, start, runtime, throughput, memory, program, network, neighbours)]
+EVERY = [
+    module.BENCHMARK for module in (layers, start, runtime, throughput, memory, program, pools, network, neighbours)
+]
 
 
 class StubSandbox:
