@@ -63,7 +63,7 @@ static int lift(int fd)
 {
     int up = fd < 0 ? -errno : fcntl(fd, F_DUPFD_CLOEXEC, 16);
     if (fd >= 0 && up < 0)
-        up = -errno;
+        up = errno == EINVAL ? -EMFILE : -errno; /* 16 itself is beyond RLIMIT_NOFILE: fcntl(2) */
     if (fd >= 0)
         close(fd);
     return up;

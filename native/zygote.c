@@ -301,11 +301,12 @@ static long start(struct zygote *z)
  * zombie; one that is stuck in the kernel is left to its parent-death signal. */
 static NORETURN void finish(struct zygote *z)
 {
-    struct __kernel_timespec pause = {0, 2000000};
     nsb_close(z->life[1]);
     kill_children();
-    for (int i = 0; i < 500 && NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) >= 0; i++)
+    for (int i = 0; i < 500 && NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) >= 0; i++) {
+        struct __kernel_timespec pause = {0, 2000000}; /* each time anew: the call writes what is left of it, ppoll(2) */
         NSB_CALL(__NR_ppoll, 0, 0, &pause, 0, 0);
+    }
     nsb_exit(0);
 }
 

@@ -1,7 +1,10 @@
 """The only importer of the compiled module: version handshake, the zygote of this process, calls with their errors."""
 
+import atexit
 import contextlib
 import os
+import select
+import sys
 import threading
 from typing import Any
 
@@ -49,9 +52,45 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
+    def close_soon(self) -> None:
+        """The same, but wait for at most a second: a helper that somebody has stopped would not end."""
+        with contextlib.suppress(OSError):
+            # The number stays taken: a thread that still runs must not ask whoever gets it next.
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, self.socket, inheritable=False)
+            os.close(null)
+            fd = os.pidfd_open(self.pid)
+            try:
+                waiter = select.poll()
+                waiter.register(fd, select.POLLIN)
+                waiter.poll(1000)
+                os.waitpid(self.pid, os.WNOHANG)
+            finally:
+                os.close(fd)
+
 
 _zygote: Zygote | None = None
 _lock = threading.Lock()
+_leaving: int | None = None  #: the process that has arranged for its end
+
+
+def _on_leaving() -> None:
+    """Have this process wait for its helper before it ends: many a container's pid 1 reaps no orphans."""
+    global _leaving
+    if _leaving == os.getpid():
+        return
+    _leaving = os.getpid()
+    if util := sys.modules.get("multiprocessing.util"):
+        # A worker ends without atexit.
+        util.Finalize(None, _leave, exitpriority=0)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    global _zygote
+    last, _zygote = _zygote, None
+    if last is not None and last.owner[0] == os.getpid():
+        last.close_soon()
 
 
 def _after_fork() -> None:
@@ -79,6 +118,7 @@ def zygote(dead: Zygote | None = None) -> Zygote:
         if _zygote is None or _zygote.owner != owner:
             # Sandboxes of a former identity go on: the zygote of that identity ends with this process.
             _zygote = Zygote()
+            _on_leaving()
         return _zygote
 
 
