@@ -34,6 +34,7 @@ class SkeletonSpec(NamedTuple):
     places: tuple[str, ...]  #: directories that mounts will need
     resolv_conf: str
     base: str | None  #: a root file system tree whose passwd and group are kept
+    shifted: bool = False  #: ids of its files are those inside: the sandbox's range is laid over it
 
 
 class Cover(NamedTuple):
@@ -175,6 +176,8 @@ def _enforced(spec: Spec, ruleset: landlock.Ruleset, host: Host) -> dict[str, di
         out[layer] = {"strength": strength, "how": how}
 
     ids = "a private range of 65536 ids" if host.privileged else "the caller's own id, alone"
+    if host.uid == 0 and not host.privileged:
+        ids += ", which is root's (of this container, if it is one) without any capability"
     if spec.subids:
         ids = "the caller's own id and its subordinate ids (newuidmap)"
     say("user_ns", f"CLONE_NEWUSER, {ids}")
@@ -274,6 +277,7 @@ def make_plan(
             places=tuple(places),
             resolv_conf=egress.resolv_conf if egress else "# no network\n",
             base=None if spec.root == "host" else canonical(spec.root),
+            shifted=host.privileged,
         ),
         network=spec.net != "host",
         hostname=spec.hostname,

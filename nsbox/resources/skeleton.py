@@ -172,8 +172,7 @@ def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str
         with open(path, "x", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
     _set_modes(at, modes)
-    # The skeleton is shifted by the sandbox's id range on the way in, so ids here are ids inside.
-    if os.geteuid() == 0:
+    if spec.shifted:
         os.chown(os.path.join(at, spec.home.lstrip("/")), spec.uid, spec.gid)
 
 
