@@ -284,11 +284,15 @@ def _prepare_process() -> None:
 
 def _unexpected(error: Exception) -> int:
     from nsbox.cli_output import say
+    from nsbox.probe import scarce
 
     if os.environ.get("NSBOX_DEBUG"):
         import traceback
 
         traceback.print_exc()
+    if told := scarce(error):
+        say(str(told))
+        return 125
     say(f"{type(error).__name__}: {error}; this is a bug in nsbox: NSBOX_DEBUG=1 shows where")
     return 125
 

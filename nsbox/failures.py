@@ -12,7 +12,7 @@ from nsbox.prepared import Prepared
 
 def _remedy(stage: str, err: int, prepared: Prepared) -> str:
     """What usually mends an error of this kind at this stage."""
-    if stage in ("clone", "idmap") and err in (_errno.EPERM, _errno.EACCES, _errno.EINVAL):
+    if stage == "idmap" and err in (_errno.EPERM, _errno.EACCES, _errno.EINVAL):
         return "this host restricts user namespaces: run nsbox doctor for the setting and the command that mends it"
     if stage == "source" and err == _errno.EINVAL:
         return _no_view(prepared)
@@ -26,8 +26,6 @@ def _remedy(stage: str, err: int, prepared: Prepared) -> str:
         )
     if stage == "mount" and err == _errno.ELOOP:
         return "the place is a symbolic link that leads nowhere inside; choose another DST"
-    if stage == "mount" and err == _errno.EPERM:
-        return "inside a container, /proc must not be masked: run nsbox doctor"
     return ""
 
 
@@ -37,7 +35,8 @@ def _no_view(prepared: Prepared) -> str:
         return "a copy-on-write view cannot contain other mounts: name a directory without any beneath it"
     return (
         "its file system does not take idmapped mounts (ext4, xfs and btrfs do, tmpfs since Linux 6.3, overlayfs and 9p"
-        " do not): keep it on one that does, show it with --ro, or run as an ordinary user"
+        " do not): keep it on one that does (in a container: on a volume), show it with --ro, or run as an ordinary"
+        " user"
     )
 
 
@@ -51,6 +50,27 @@ def _exhausted() -> str:
     return (
         "a limit on namespaces is reached: close sandboxes, or raise sysctl user.max_user_namespaces and its siblings"
     )
+
+
+def _no_namespaces(err: int) -> SandboxUnavailable:
+    """Why this host, or what is around this process, lets it have no namespaces."""
+    if err in (_errno.ENOSPC, _errno.EUSERS):
+        reason, remedy = os.strerror(err), _exhausted()
+    else:
+        from nsbox.doctor import namespaces
+
+        reason, remedy = namespaces.why_no_user_namespace(err, os.strerror(err), namespaces.settings(fork=False))
+    return SandboxUnavailable(f"namespaces cannot be made here: {reason}", remedy=remedy, errno=err)
+
+
+def _no_proc(err: int) -> SandboxUnavailable:
+    """Why no new procfs can be mounted. The host's would show the host's processes, and is never shown instead."""
+    from nsbox.doctor import namespaces
+    from nsbox.doctor.attempt import Outcome
+    from nsbox.doctor.fact import read
+
+    fact = namespaces.fresh_proc(Outcome(None, err), namespaces.covered(read("/proc/self/mountinfo")))
+    return SandboxUnavailable(f"no /proc of its own can be mounted: {fact.reason}", remedy=fact.remedy, errno=err)
 
 
 def failure(prepared: Prepared, message: Any) -> NsboxError:
@@ -68,8 +88,9 @@ def failure(prepared: Prepared, message: Any) -> NsboxError:
             "the working directory", err, target=plan.cwd, remedy="use --cwd with a directory that exists inside"
         )
     if stage in ("clone", "network") and err in (_errno.EPERM, _errno.ENOSYS, _errno.ENOSPC, _errno.EUSERS):
-        remedy = _exhausted() if err in (_errno.ENOSPC, _errno.EUSERS) else remedy
-        return SandboxUnavailable(f"namespaces cannot be made here: {os.strerror(err)}", remedy=remedy, errno=err)
+        return _no_namespaces(err)
+    if stage == "mount" and err in (_errno.EPERM, _errno.EACCES) and subject and subject.kind == "proc":
+        return _no_proc(err)
     return SetupError(stage, err, target=subject.describe() if subject else "", remedy=remedy)
 
 

@@ -80,6 +80,16 @@ def _guard(spec: Spec, host: Host, binds: list[tuple[str, str, bool]]) -> "Verdi
 
 def prepare(spec: Spec) -> Prepared:
     """Compile ``spec`` for this host, or take it from the cache. Raises SpecError, HostError, SandboxUnavailable."""
+    try:
+        return _looked_up(spec)
+    except OSError as error:
+        told = probe.scarce(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _looked_up(spec: Spec) -> Prepared:
     host = probe.host()
     if spec.workspace and spec.scratch == "tmpfs" and host.kernel < (6, 6):
         # tmpfs(5): without user.* extended attributes overlayfs cannot mark a directory as replaced, and rm -r fails.

@@ -3,11 +3,12 @@
 Only what a plan needs, and only what costs microseconds; ``nsbox doctor`` is the long form with attempts and remedies.
 """
 
+import errno
 import functools
 import os
 from typing import NamedTuple
 
-from nsbox.errors import SandboxUnavailable
+from nsbox.errors import HostError, SandboxUnavailable
 
 _CAP_CHOWN, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 0, 6, 7, 21
 _NEEDED = 1 << _CAP_CHOWN | 1 << _CAP_SETGID | 1 << _CAP_SETUID | 1 << _CAP_SYS_ADMIN
@@ -32,6 +33,26 @@ class Host(NamedTuple):
     def processors(self) -> int:
         """How many processors the caller may run on."""
         return len(self.allowed)
+
+
+def scarce(error: BaseException) -> HostError | None:
+    """What to say where ``error`` means that there are no more descriptors to be had; None where it does not."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    if error.errno == errno.ENFILE:
+        remedy = "raise it, as root: sysctl -w fs.file-max=1000000"
+        return HostError("this host has no descriptors left (fs.file-max)", remedy=remedy, errno=error.errno)
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = "ulimit -n 1024"
+    if 0 <= hard < 1024 and os.geteuid() != 0:
+        remedy = "LimitNOFILE=1024 (systemd), --ulimit nofile=1024 (docker, podman), /etc/security/limits.conf"
+    return HostError(
+        f"all {soft} descriptors that this process may have are open (RLIMIT_NOFILE); a sandbox needs up to 30",
+        remedy=f"close some, or allow more: {remedy}",
+        errno=error.errno,
+    )
 
 
 def block_device(path: str) -> str | None:
@@ -90,8 +111,8 @@ def usr_layout() -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     return tuple(links), tuple(trees)
 
 
-def state_directory() -> str:
-    """/run/nsbox for root, $XDG_RUNTIME_DIR/nsbox for users; made with mode 0700, refused when anybody else owns it."""
+def state_path() -> str:
+    """Where run-time state of this caller belongs: /run/nsbox for root, $XDG_RUNTIME_DIR/nsbox for users, else /tmp."""
     uid = os.geteuid()
     # Root of a user namespace of its own has no /run to write to, and is an ordinary user here.
     root = uid == 0 and (
@@ -99,12 +120,15 @@ def state_directory() -> str:
     )
     runtime = os.environ.get("XDG_RUNTIME_DIR", "") or f"/run/user/{uid}"
     if root:
-        path = "/run/nsbox"
-    elif os.path.isabs(runtime) and os.access(runtime, os.W_OK):
-        path = os.path.join(runtime, "nsbox")
-    else:
-        path = f"/tmp/nsbox-{uid}"
-    return private_directory(path, "set XDG_RUNTIME_DIR to a directory that you own")
+        return "/run/nsbox"
+    if os.path.isabs(runtime) and os.access(runtime, os.W_OK):
+        return os.path.join(runtime, "nsbox")
+    return f"/tmp/nsbox-{uid}"
+
+
+def state_directory() -> str:
+    """``state_path``, made with mode 0700, refused when anybody else owns it."""
+    return private_directory(state_path(), "set XDG_RUNTIME_DIR to a directory that you own")
 
 
 def private_directory(path: str, remedy: str, mode: int = 0o700) -> str:

@@ -13,6 +13,7 @@ from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
 from nsbox.doctor.fact import Fact, as_root, newer_kernel
 from nsbox.doctor.identity import is_privileged
+from nsbox.probe import state_path
 from nsbox.resources.ids import FIRST, SIZE
 
 _OPEN_TREE_CLONE = 1
@@ -238,13 +239,6 @@ def idmaps() -> list[Fact]:
 # Directories of nsbox ---------------------------------------------------------------------------------------------
 
 
-def state_path(uid: int, runtime: str, writable: bool) -> str:
-    """Where the state of this caller lives; ``writable`` tells whether the run-time directory is."""
-    if uid == 0:
-        return "/run/nsbox"
-    return os.path.join(runtime, "nsbox") if os.path.isabs(runtime) and writable else f"/tmp/nsbox-{uid}"
-
-
 def cache_path(home: str, cache: str) -> str:
     """Where compiled filters are kept; relative values of XDG_CACHE_HOME do not count."""
     return os.path.join(cache if os.path.isabs(cache) else os.path.join(home, ".cache"), "nsbox")
@@ -270,8 +264,7 @@ def why_unusable(path: str, uid: int) -> tuple[str, str]:
 
 def directories() -> list[Fact]:
     uid = os.geteuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "") or f"/run/user/{uid}"
-    path = state_path(uid, runtime, os.access(runtime, os.W_OK))
+    path = state_path()
     reason, remedy = why_unusable(path, uid)
     remedy = remedy or "export XDG_RUNTIME_DIR=DIRECTORY, one of mode 0700 that you own (systemd makes /run/user/UID)"
     state = Fact("state_directory", not reason, path, reason, remedy if reason else "", True)

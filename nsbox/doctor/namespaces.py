@@ -21,6 +21,7 @@ KINDS = (
     ("time", a.CLONE_NEWTIME, "time", False),
 )
 _USUAL_LIMIT = 16384
+_UNCONFINED = "start the container with: --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
 _CONFIG = {"mount": "NAMESPACES", "cgroup": "CGROUPS"}
 
 
@@ -33,6 +34,7 @@ class Settings(NamedTuple):
     chrooted: bool = False
     container: str = ""
     ordinary: bool = True  #: the caller has no privilege that would help
+    filtered: bool = False  #: a seccomp filter is on this process
 
 
 def limit_of(word: str) -> int | None:
@@ -60,15 +62,17 @@ def _root_moves() -> bool:
     return _mount_id("/") != before
 
 
-def settings() -> Settings:
+def settings(*, fork: bool = True) -> Settings:
+    """Read them all. Without ``fork``, a chroot to a mount point goes unnoticed."""
     kernel = "/proc/sys/kernel/"
     return Settings(
         limit_of("user"),
         number(read(kernel + "unprivileged_userns_clone")),
         number(read(kernel + "apparmor_restrict_unprivileged_userns")),
-        is_chrooted(read("/proc/self/mountinfo")) or bool(attempt(_root_moves).value),
+        is_chrooted(read("/proc/self/mountinfo")) or (fork and bool(attempt(_root_moves).value)),
         container(),
         not is_privileged(),
+        "\nSeccomp:\t2" in read("/proc/self/status"),
     )
 
 
@@ -82,7 +86,7 @@ def why_no_user_namespace(code: int, error: str, found: Settings) -> tuple[str, 
             f"{error}: all user.max_user_namespaces = {found.maximum} are in use, or 32 are nested here",
             sysctl("user.max_user_namespaces", max(2 * (found.maximum or 0), _USUAL_LIMIT)),
         )
-    if code in (errno.ENOSYS, errno.EINVAL):
+    if code in (errno.ENOSYS, errno.EINVAL) and not found.filtered:
         return f"{error}: the kernel was built without user namespaces", "boot a kernel that has CONFIG_USER_NS=y"
     if denied and found.clone == 0 and found.ordinary:
         return (
@@ -96,12 +100,14 @@ def why_no_user_namespace(code: int, error: str, found: Settings) -> tuple[str, 
             f"{error}: AppArmor takes all privileges away from user namespaces that ordinary users create",
             sysctl("kernel.apparmor_restrict_unprivileged_userns", 0),
         )
-    if denied and found.container:
-        return (
-            f"{error}: the {found.container} container around this process forbids it",
-            "start the container with: --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
-        )
-    return f"{error}", "allow user namespaces in the seccomp filter or security policy around this process"
+    if found.filtered:
+        whose = f"the {found.container} container's" if found.container else "a container's"
+        reason = f"{error}: a seccomp filter around this process forbids it, {whose} or a systemd service's"
+        return reason, f"{_UNCONFINED}; a service with: RestrictNamespaces=no"
+    # user_namespaces(7): a chroot stops root too. One to a mount point shows only when root tries (see settings).
+    whose = f"of the {found.container} container around this process" if found.container else "around this process"
+    remedy = _UNCONFINED if found.container else "allow them in the security policy"
+    return f"{error}: a security policy {whose} forbids it, or a chroot", f"{remedy}; or run nsbox outside the chroot"
 
 
 def _user_namespace() -> None:
@@ -191,7 +197,8 @@ def fresh_proc(outcome: Outcome, over: list[str]) -> Fact:
         reason = f"{outcome.error}, because something is mounted over {hidden}"
         remedy = (
             "start the container with: --security-opt systempaths=unconfined (docker),"
-            " --security-opt unmask=ALL (podman), procMount: Unmasked (kubernetes)"
+            " --security-opt unmask=ALL (podman), procMount: Unmasked (kubernetes); a systemd service without"
+            " ProtectKernelTunables=, ProtectKernelLogs= and the like"
         )
         return Fact("fresh_proc", False, False, reason, remedy, True)
     remedy = "mount procfs in full: " + as_root("mount -t proc proc /proc")

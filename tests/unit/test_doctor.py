@@ -198,6 +198,8 @@ def test_id_ranges_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EPERM, {"container": "docker"}, "docker container", "seccomp=unconfined"),
         (errno.EPERM, {"apparmor": 1, "ordinary": False}, "the step", "security policy"),
         (errno.EPERM, {}, "the step", "security policy"),
+        (errno.ENOSYS, {"filtered": True}, "seccomp filter", "RestrictNamespaces=no"),
+        (errno.EPERM, {"filtered": True, "container": "podman"}, "the podman container's", "seccomp=unconfined"),
     ],
 )
 def test_why_no_user_namespace(code: int, found: dict[str, Any], reason: str, remedy: str) -> None:
@@ -280,12 +282,17 @@ def test_idmapped_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, path",
-    [((0, "/run/user/0", True), "/run/nsbox"), ((7, "/run/user/7", True), "/run/user/7/nsbox"),
-     ((7, "/run/user/7", False), "/tmp/nsbox-7"), ((7, "relative", True), "/tmp/nsbox-7")],
+    "uid, runtime, writable, path",
+    [(0, "/run/user/0", {"/run"}, "/run/nsbox"), (0, "/run/user/0", {"/run/user/0"}, "/run/user/0/nsbox"),
+     (7, "/run/user/7", {"/run/user/7"}, "/run/user/7/nsbox"), (7, "/run/user/7", set(), "/tmp/nsbox-7"),
+     (7, "relative", {"relative"}, "/tmp/nsbox-7")],
 )  # fmt: skip
-def test_state_path(arguments: tuple[int, str, bool], path: str) -> None:
-    assert filesystems.state_path(*arguments) == path
+def test_state_path(monkeypatch: pytest.MonkeyPatch, uid: int, runtime: str, writable: set[str], path: str) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("os.access", lambda name, _: name in writable)
+    monkeypatch.setattr("os.path.exists", lambda _: False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    assert filesystems.state_path() == path
 
 
 def test_cache_path() -> None:

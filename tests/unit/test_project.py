@@ -16,10 +16,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
     "errors | frozen | units toml | secrets | spec profiles | places trust masking | guard | change | "
-    "_native | probe | plan | encode | resources | janitor watch | prepared | failures | handle | "
-    "launch | enforce | supervise ports | tree | contents copying layers budget | snapshot snapshot_tar | "
+    "_native | probe | plan | encode | resources | doctor | janitor watch | prepared | tree | layers | failures | "
+    "handle | copyin | launch | enforce | supervise ports | contents copying budget | snapshot snapshot_tar | "
     "diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | ahead | "
-    "pool python_pool | metrics metrics_text metrics_html coverage logview gc | doctor | api | rooted | "
+    "pool python_pool | metrics metrics_text metrics_html coverage logview gc | api | rooted | "
     "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool |  | python_env | bench | "
     "cli_options cli_output | cli_review cli_log cli_stats cli_bench | cli_shell cli_run | cli_python | cli | "
     "__main__ | integrations"
