@@ -48,6 +48,7 @@ class Handle:
         self.egress: Egress | None = None
         self.on_network: Callable[[str, dict[str, Any]], None] | None = None
         self.scratch: scratch.Scratch | None = None
+        self.copy: scratch.Scratch | None = None  #: of the workspace, see nsbox.copyin
         self._range: int | None = None
         self._ranges: IdRanges | None = None
 
@@ -166,9 +167,10 @@ class Handle:
         if os.getpid() != self.owner:
             for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
                 self.close_stream(name)
-            self._range = self.cgroup = self.egress = self.scratch = None
+            self._range = self.cgroup = self.egress = self.scratch = self.copy = None
             return
-        if (self.pidfd, self.cgroup, self.egress, self.scratch, self._range) != (-1, None, None, None, None):
+        kept = (self.cgroup, self.egress, self.scratch, self.copy, self._range)
+        if self.pidfd >= 0 or any(one is not None for one in kept):
             janitor.later(GiveBack(self))
 
     def release(self) -> None:
@@ -187,9 +189,10 @@ class Handle:
             self.cgroup.release()
         if self.egress is not None:
             self.egress.close()
-        if gone and self.scratch is not None:
-            self.scratch.release()
-        self._range = self.cgroup = self.egress = self.scratch = None
+        for directory in (self.scratch, self.copy):
+            if gone and directory is not None:
+                directory.release()
+        self._range = self.cgroup = self.egress = self.scratch = self.copy = None
         tidy(self.prepared.host.state)
 
 
@@ -263,12 +266,13 @@ class GiveBack:
             "cgroup",
             "egress",
             "scratch",
+            "copy",
             "_range",
             "_ranges",
         ):
             setattr(self._owner, name, getattr(handle, name))
         handle.pidfd = handle.root_fd = handle.scratch_fd = handle.secrets_fd = -1
-        handle.cgroup = handle.egress = handle.scratch = handle._range = None
+        handle.cgroup = handle.egress = handle.scratch = handle.copy = handle._range = None
 
     def __call__(self) -> None:
         self._owner.release()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nsbox import _native, probe, secrets
+from nsbox import _native, copyin, probe, secrets
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiting, window
 from nsbox.errors import HostError, SandboxUnavailable
@@ -31,7 +31,11 @@ Argument = str | bytes | os.PathLike[str]
 
 
 class NoIdmap(Exception):
-    """The skeleton cannot be idmapped: the plan must do without."""
+    """Operation ``op`` has a source that cannot be idmapped; there is a way to do without."""
+
+    def __init__(self, op: int) -> None:
+        super().__init__()
+        self.op = op
 
 
 def start_command(box: Handle, what: Command, given: Given = NOTHING_GIVEN) -> CommandHandle:
@@ -136,10 +140,26 @@ def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) 
     """Start ``argv`` in a fresh sandbox, or none yet. Raises SpecError, SetupError or SandboxUnavailable; then nothing
     is left. The keywords are those of ``_launch``."""
     try:
-        return _launch(prepared, argv, **options)
-    except NoIdmap:
-        probe.no_idmap()
-        return _launch(prepare(prepared.spec), argv, **options)
+        while True:
+            try:
+                return _launch(prepared, argv, **options)
+            except NoIdmap as refused:
+                prepared = _without_idmap(prepared, refused.op)
+    except OSError as error:
+        told = probe.scarce(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _without_idmap(prepared: Prepared, number: int) -> Prepared:
+    """What to launch where operation ``number`` was refused; a refused skeleton or workspace is remembered."""
+    op = prepared.plan.ops[number]
+    if copyin.possible(op):
+        copyin.remember(op.src)
+        return prepared
+    probe.no_idmap()
+    return prepare(prepared.spec)
 
 
 def _io_max(prepared: Prepared) -> tuple[cgroup.IoMax, ...]:
@@ -172,6 +192,9 @@ def _launch(
         if plan.privileged:
             handle._ranges = id_ranges(prepared.host.state)
             handle._range = handle._ranges.take()
+            if copyin.wanted(prepared):
+                prepared = handle.prepared = copyin.copy(handle, handle._range)
+                plan = prepared.plan
         ids = _ids(prepared, handle._range)
         limits = plan.limits
         if limits.cgroup:
@@ -261,10 +284,16 @@ def _ask(handle: Handle, blob: bytes, fds: Sequence[int]) -> None:
         raise HostError(
             f"the helper process cannot be asked: {os.strerror(-ret)}", remedy="run: nsbox doctor", errno=-ret
         )
-    plan = handle.prepared.plan
-    first = answer.op == 0 and _native.STAGES[min(answer.stage, len(_native.STAGES) - 1)] == "source"
-    if answer.type == lib.NSB_MSG_FAILED and first and -answer.err == _errno.EINVAL and plan.ops[0].flags & IDMAP_RANGE:
-        raise NoIdmap
+    if answer.type == lib.NSB_MSG_FAILED and _mendable(handle.prepared, answer):
+        raise NoIdmap(answer.op)
     if answer.type != lib.NSB_MSG_CLONED:
         raise failure(handle.prepared, answer)
     handle.pid, handle.cloned_at = answer.pid, time.monotonic()
+
+
+def _mendable(prepared: Prepared, answer: Any) -> bool:
+    """Whether a source cannot be idmapped, and that of the skeleton or of the workspace, which can do without."""
+    ops, source = prepared.plan.ops, answer.stage == _native.STAGES.index("source")
+    if not source or -answer.err != _errno.EINVAL or answer.op >= len(ops):
+        return False
+    return copyin.possible(ops[answer.op]) or (answer.op == 0 and bool(ops[0].flags & IDMAP_RANGE))
