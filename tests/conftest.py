@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests below these folders launch sandboxes.
-GUARDED = {"host", "native", "escape", "faults", "cases"}
+GUARDED = {"host", "native", "escape", "faults", "cases", "environments"}
 # A kernel worker tears network namespaces down, and whoever inherits orphans reaps them: both take a moment.
 PATIENCE_S = 3.0
 # Made in the temporary directory by the build or by pytest, not by a sandbox.
