@@ -41,7 +41,8 @@ def scarce(error: BaseException) -> HostError | None:
         return None
     if error.errno == errno.ENFILE:
         remedy = "raise it, as root: sysctl -w fs.file-max=1000000"
-        return HostError("this host has no descriptors left (fs.file-max)", remedy=remedy, errno=error.errno)
+        why = f"{os.strerror(error.errno)}: all that this host may have (fs.file-max) are open"
+        return HostError(why, remedy=remedy, errno=error.errno)
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -49,7 +50,7 @@ def scarce(error: BaseException) -> HostError | None:
     if 0 <= hard < 1024 and os.geteuid() != 0:
         remedy = "LimitNOFILE=1024 (systemd), --ulimit nofile=1024 (docker, podman), /etc/security/limits.conf"
     return HostError(
-        f"all {soft} descriptors that this process may have are open (RLIMIT_NOFILE); a sandbox needs up to 30",
+        f"{os.strerror(error.errno)}: this process may have {soft} (RLIMIT_NOFILE), and a sandbox needs up to 30",
         remedy=f"close some, or allow more: {remedy}",
         errno=error.errno,
     )
