@@ -47,7 +47,7 @@ PLACES = (
     Place("chroot", "host chroot", NO_NAMESPACES.replace(".*", ".*chroot.*", 1)),
     Place("no /dev/shm", "host no_shm"),
     Place("64 descriptors", "host few_files"),
-    Place("12 descriptors", "host tiny_files", r"Too many open files: .* 12 .*RLIMIT_NOFILE.*; .*allow more: .*(?:nofile|ulimit)"),
+    Place("12 descriptors", "host tiny_files", r"Too many open files: .* 12 .*RLIMIT_NOFILE.*; .*(?:nofile|ulimit)"),
     Place("read-only cgroups", "host read_only_cgroup", watched=True),
     Place("no cgroups", "host no_cgroup", watched=True),
     Place("/proc masked", "host masked_proc", NO_PROC),

@@ -91,7 +91,7 @@ def test_each_step_above(monkeypatch: pytest.MonkeyPatch, step: str, error: Base
 @pytest.mark.parametrize("after", [1, 2])
 def test_the_second_and_third_pipe(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     breaking(monkeypatch, launching, "_pipe", OSError(errno.EMFILE, "too many"), after)
-    with pytest.raises(OSError, match="Too many open files: .*RLIMIT_NOFILE"):
+    with pytest.raises(OSError, match=r"Too many open files: .*RLIMIT_NOFILE"):
         nsbox.run(["true"], stdin=b"x")
     monkeypatch.undo()
     works()
