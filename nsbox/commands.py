@@ -157,7 +157,7 @@ class Commands:
         handle = self._handle
         if handle is None or handle.cgroup is None:
             return False
-        before, self._oom_kills = self._oom_kills, int(handle.cgroup.counters()["oom_kills"] or 0)
+        before, self._oom_kills = self._oom_kills, int(handle.cgroup.counters(pressure=False)["oom_kills"] or 0)
         return self._oom_kills > before
 
     def read_file(self, path: str | os.PathLike[str], **options: Any) -> bytes:

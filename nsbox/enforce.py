@@ -70,7 +70,7 @@ class Enforcer:
         kind = self._events[fd][0]
         assert self._cgroup is not None
         self._cgroup.drain(fd)
-        counters = self._cgroup.counters()
+        counters = self._cgroup.counters(pressure=False)
         if kind == "pids" and counters["pids_events"]:
             self.hit("pids", self._limits.pids, int(counters["pids_events"]))
         if kind != "memory":
@@ -93,7 +93,7 @@ class Enforcer:
 
     def _look_at_oom(self, now: float) -> bool:
         assert self._cgroup is not None
-        kills = self._cgroup.counters()["oom_kills"]
+        kills = self._cgroup.counters(pressure=False)["oom_kills"]
         self._next.pop("oom", None)
         if kills:
             self.hit("memory", self._limits.memory, int(kills))
@@ -188,7 +188,11 @@ class Enforcer:
             self.hit("disk", self._limits.disk)
         if self._cgroup is None:
             return None
-        counters = self._cgroup.counters(pressure=False)
+        counters = self._cgroup.counters()
+        for name in ("cpu", "io", "memory"):
+            waited = counters[f"pressure_{name}_us"]
+            if waited is not None:
+                usage[f"pressure_{name}_s"] = waited / 1e6
         for name in ("memory_peak_bytes", "pids_peak", "io_read_bytes", "io_write_bytes"):
             value = counters[name]
             if value is not None:

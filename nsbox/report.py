@@ -16,6 +16,8 @@ REASONS = ("exited", "signaled", "timeout", "cpu_time", "memory", "pids", "disk"
 _USAGE = (
     *("cpu_user_s", "cpu_system_s", "memory_peak_bytes", "pids_peak", "disk_used_bytes"),
     *("io_read_bytes", "io_write_bytes", "net_rx_bytes", "net_tx_bytes"),
+    # Seconds that some process inside waited for it; only cgroup v2 tells, where the kernel has PSI.
+    *("pressure_cpu_s", "pressure_io_s", "pressure_memory_s"),
 )
 
 

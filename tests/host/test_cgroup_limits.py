@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import nsbox
+from nsbox import probe
 from nsbox.errors import HostError
 from nsbox.resources.cgroup import Cgroup, Hierarchy, Wanted, discover, sweep
 from nsbox.resources.cgroup_find import look
@@ -143,6 +145,18 @@ def test_cpu_time_is_limited_and_counted(hierarchy: Hierarchy) -> None:
     user, system = counters["cpu_user_us"], counters["cpu_system_us"]
     assert user is not None and system is not None  # noqa: PT018
     assert user + system == pytest.approx(usage, rel=0.1)
+
+
+def test_the_report_tells_how_long_was_waited() -> None:
+    """Only a tree of version 2 tells (PSI), if the kernel was built with that and started with it."""
+    need("cpu")
+    with group(discover(probe.host().state), Wanted(None, None, 0.5)) as made:
+        tells = made.counters()["pressure_cpu_us"] is not None
+    spin = "while :; do :; done & while :; do :; done"
+    usage = nsbox.run(["timeout", "1", "sh", "-c", spin], cpus=0.5, timeout="2m", cpu_time="2m").usage
+    for name in ("pressure_cpu_s", "pressure_io_s", "pressure_memory_s"):
+        assert (usage[name] is not None) == tells
+    assert not tells or usage["pressure_cpu_s"] > 0, "two that want what is half of one"
 
 
 def test_limits_change_while_it_runs(hierarchy: Hierarchy) -> None:
