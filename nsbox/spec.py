@@ -331,7 +331,9 @@ class Spec:
         if all(secret.value is None and secret.call is None for secret in self.secrets):
             return self
         kept = object.__new__(Spec)
-        vars(kept).update(vars(self), secrets=tuple(item._replace(value=None, call=None) for item in self.secrets))
+        fields = {name: vars(self)[name] for name in _ORDER}  # not what is cached beside them
+        fields["secrets"] = tuple(item._replace(value=None, call=None) for item in self.secrets)
+        vars(kept).update(fields)
         return kept
 
     @classmethod
