@@ -19,7 +19,20 @@ static inline long nsb_syscall6(long n, long a, long b, long c, long d, long e, 
 }
 
 #define NSB_ENTRY                                                                                                      \
-    __asm__(".text\n.globl _start\n.type _start,@function\n_start:\n\txor %ebp,%ebp\n\tand $-16,%rsp\n\tcall nsb_main\n\thlt\n")
+    __asm__(".text\n.globl _start\n.type _start,@function\n_start:\n\txor %ebp,%ebp\n\tand $-16,%rsp\n\tsub $64,%rsp\n\tmov %rsp,%rdi\n\tcall nsb_main\n\thlt\n")
+
+/* Thread-local storage as the compiler expects it: %fs leads to its own address, and the stack guard is at %fs:40. */
+static inline void nsb_set_area(unsigned long *area)
+{
+    area[0] = (unsigned long)area;
+    nsb_syscall6(158 /* arch_prctl */, 0x1002 /* ARCH_SET_FS */, (long)area, 0, 0, 0, 0);
+}
+static inline unsigned long *nsb_area(void)
+{
+    unsigned long *area;
+    __asm__ volatile("mov %%fs:0, %0" : "=r"(area));
+    return area;
+}
 
 /* clone(2) onto a stack of its own; running is cleared and woken (futex(2)) when the task is gone. The child pops fn and
  * arg from its stack, which is the only thing it shares no word of with us. fn never returns. */
@@ -54,7 +67,16 @@ static inline long nsb_syscall6(long n, long a, long b, long c, long d, long e, 
 }
 
 #define NSB_ENTRY                                                                                                      \
-    __asm__(".text\n.globl _start\n.type _start,%function\n_start:\n\tmov x29,#0\n\tmov x30,#0\n\tbl nsb_main\n\tbrk #1\n")
+    __asm__(".text\n.globl _start\n.type _start,%function\n_start:\n\tmov x29,#0\n\tmov x30,#0\n\tsub sp,sp,#64\n\tmov x0,sp\n\tbl nsb_main\n\tbrk #1\n")
+
+/* The stack guard is at tpidr_el0 + 40, as build_ffi.py tells the compiler. */
+static inline void nsb_set_area(unsigned long *area) { __asm__ volatile("msr tpidr_el0, %0" : : "r"(area) : "memory"); }
+static inline unsigned long *nsb_area(void)
+{
+    unsigned long *area;
+    __asm__ volatile("mrs %0, tpidr_el0" : "=r"(area));
+    return area;
+}
 
 static inline long nsb_thread(long n, unsigned long flags, void *stack_top, void (*fn)(void *), void *arg, int *running)
 {

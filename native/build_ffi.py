@@ -7,7 +7,8 @@ declarations between the marks `cdef:begin` and `cdef:end` of the headers, so th
     setup.py                                             names `ffibuilder`
     python native/build_ffi.py --helper OUT [--cc CC]    builds the helper alone (linters, cross compilers)
 
-Environment: CC names the compiler; NSBOX_SANITIZE=1 builds the seam with address and undefined behaviour sanitizers;
+Environment: CC names the compiler; NSBOX_SANITIZE=1 builds the seam with address and undefined behaviour sanitizers, and
+the helper so that undefined behaviour ends it (`./bootstrap sanitize`; docs/checks.md tells why not more);
 NSBOX_WERROR=1 makes warnings errors (the linters do; a user's newer compiler shall not fail over a new warning).
 """
 
@@ -28,24 +29,41 @@ if TYPE_CHECKING:
 NATIVE = Path(__file__).resolve().parent
 SEAM = ("seam.c", "floor.c")  #: of the module; every other C file is of the helper
 CDEF_HEADERS = ("nsbox.h", "seam.h")
+SANITIZE = os.environ.get("NSBOX_SANITIZE") == "1"
 
 HELPER_CFLAGS = [
     *("-std=gnu11", "-O2", "-Wall", "-Wextra"),
     *("-ffreestanding", "-fno-pie", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"),
-    # The stack protector keeps its canary in thread-local storage, which nobody sets up without a libc.
-    "-fno-stack-protector",
+    "-ftrivial-auto-var-init=zero",
     # The compiler must not turn the loop inside our own memset into a call of memset.
     "-fno-tree-loop-distribute-patterns",
     *("-ffunction-sections", "-fdata-sections", "-fcf-protection=none", "-fmerge-all-constants"),
 ]
+# Where native/arch.h keeps the guard of the stack, on x86-64 and on aarch64. Without a libc nobody else sets one up, and a
+# variable for it would be a second segment.
+STACK_GUARDS = (
+    ["-mstack-protector-guard=tls"],
+    [
+        *("-mstack-protector-guard=sysreg", "-mstack-protector-guard-reg=tpidr_el0"),
+        "-mstack-protector-guard-offset=40",
+    ],
+)
 # exec maps each segment and faults each page: one read-and-execute segment is the cheapest binary there is.
 HELPER_LDFLAGS = [
-    *("-static", "-nostdlib", "-nostartfiles", "-no-pie", "-s"),
+    *("-static", "-nostdlib", "-nostartfiles", "-s"),
     *("-Wl,-z,noexecstack", "-Wl,-z,norelro", "-Wl,-z,noseparate-code", "-Wl,--build-id=none", "-Wl,--gc-sections"),
 ]
 SEAM_CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden"]
-HARDEN_CFLAGS = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+HARDEN_CFLAGS = [
+    *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-ftrivial-auto-var-init=zero"),
+    # One module without the marks, and a Python that has a shadow stack goes without or does not load it.
+    *("-fcf-protection", "-mbranch-protection=standard"),
+]
 HARDEN_LDFLAGS = ["-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack"]
+# What not every compiler knows, or not for every processor.
+OPTIONAL = ("-fcf-protection", "-fno-tree-loop", "-ftrivial-auto-var-init", "-mbranch-protection")
+# Without a runtime undefined behaviour can only be answered by a trap. gcc 12 and clang both know this older name.
+HELPER_SANITIZE = ["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
 SANITIZE_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
 
 # pip asks for metadata in processes of their own; none of these commands compiles anything.
@@ -64,21 +82,27 @@ def compiler() -> list[str]:
     return ["cc"]
 
 
-def _accepted(cc: list[str], flags: list[str], directory: Path) -> list[str]:
+def _compiles(cc: list[str], flags: list[str]) -> bool:
+    """Whether the compiler knows all of the flags."""
+    argv = [*cc, "-Werror", *flags, "-xc", "-c", "-o", os.devnull, "-"]
+    probe = subprocess.run(argv, input=b"int nsb_probe(void) { return 0; }\n", capture_output=True)
+    return probe.returncode == 0
+
+
+def _accepted(cc: list[str], flags: list[str]) -> list[str]:
     """The flags without those that only some processors or compilers know."""
-    optional = [flag for flag in flags if flag.startswith(("-fcf-protection", "-fno-tree-loop"))]
-    probe = directory / "probe.c"
-    probe.write_text("int nsb_probe;\n")
-    refused = [
-        flag
-        for flag in optional
-        if subprocess.run(
-            [*cc, "-Werror", flag, "-c", str(probe), "-o", str(directory / "probe.o")],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        ).returncode
-    ]
-    return [flag for flag in flags if flag not in refused]
+    return [flag for flag in flags if not flag.startswith(OPTIONAL) or _compiles(cc, [flag])]
+
+
+def _stack_guard(cc: list[str]) -> list[str]:
+    """The flags of a stack protector that looks where native/arch.h keeps the guard; without such, of none."""
+    known = (["-fstack-protector-strong", *guard] for guard in STACK_GUARDS)
+    return next((flags for flags in known if _compiles(cc, flags)), ["-fno-stack-protector"])
+
+
+def helper_cflags(cc: list[str]) -> list[str]:
+    """What the helper is compiled with by this compiler."""
+    return _accepted(cc, HELPER_CFLAGS) + _stack_guard(cc) + (HELPER_SANITIZE if SANITIZE else [])
 
 
 def build_helper(out: Path, cc: list[str] | None = None, werror: bool = False) -> None:
@@ -88,13 +112,12 @@ def build_helper(out: Path, cc: list[str] | None = None, werror: bool = False) -
     """
     cc = cc or compiler()
     sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name not in SEAM)
-    with tempfile.TemporaryDirectory(prefix="nsbox-build-") as directory:
-        cflags = _accepted(cc, HELPER_CFLAGS, Path(directory)) + (["-Werror"] if werror else [])
+    try:
+        cflags = helper_cflags(cc) + (["-Werror"] if werror else [])
         argv = [*cc, *cflags, f"-I{NATIVE}", "-o", str(out), *sources, *HELPER_LDFLAGS, "-lgcc"]
-        try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        except OSError as error:
-            raise SystemExit(f"nsbox: cannot run the C compiler {cc[0]!r}: {error.strerror}; install gcc") from None
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise SystemExit(f"nsbox: cannot run the C compiler {cc[0]!r}: {error.strerror}; install gcc") from None
     if done.returncode:
         raise SystemExit(f"nsbox: the helper did not compile\n{shlex.join(argv)}\n{done.stderr}")
     sys.stderr.write(done.stderr)
@@ -133,7 +156,6 @@ def make_builder() -> "FFI":
             out = Path(directory) / "helper"
             build_helper(out, werror=os.environ.get("NSBOX_WERROR") == "1")
             helper = helper_as_c(out.read_bytes())
-    sanitize = os.environ.get("NSBOX_SANITIZE") == "1"
     builder = FFI()
     builder.cdef(cdef_text())
     builder.set_source(
@@ -143,8 +165,8 @@ def make_builder() -> "FFI":
         sources=[f"native/{name}" for name in SEAM],
         depends=sorted(f"native/{path.name}" for path in NATIVE.glob("*.[ch]")),
         include_dirs=["native"],
-        extra_compile_args=SEAM_CFLAGS + (SANITIZE_FLAGS if sanitize else HARDEN_CFLAGS),
-        extra_link_args=HARDEN_LDFLAGS + (SANITIZE_FLAGS if sanitize else []),
+        extra_compile_args=SEAM_CFLAGS + (SANITIZE_FLAGS if SANITIZE else _accepted(compiler(), HARDEN_CFLAGS)),
+        extra_link_args=HARDEN_LDFLAGS + (SANITIZE_FLAGS if SANITIZE else []),
     )
     return builder
 

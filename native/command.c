@@ -142,7 +142,7 @@ static void try_execute(struct attempt *a, const char *path, char **argv, char *
 
 static void search_path(struct attempt *a, const char *path, char **argv, char **envp)
 {
-    char candidate[4096];
+    UNSET char candidate[4096];
     size_t name = str_len(argv[0]);
     while (*path) {
         size_t n = 0;
@@ -299,7 +299,7 @@ static void add_usage(struct nsb_msg *msg, const struct nsb_rusage *usage)
 /* SIGKILL to every child that the caller has now. Grandchildren become children when their parents die. */
 void kill_children(void)
 {
-    char text[4096];
+    UNSET char text[4096];
     OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/thread-self/children", O_RDONLY | O_CLOEXEC);
     long n = fd < 0 ? 0 : NSB_CALL(__NR_read, fd, text, sizeof text);
     long pid = 0;

@@ -9,6 +9,9 @@
 /* Descriptors with fixed places in the zygote. */
 enum { ZYGOTE_SOCKET = 3, ZYGOTE_EMBEDDER = 4 };
 
+/* The stack guard among the words that nsb_area() leads to. */
+enum { GUARD_WORD = 5 };
+
 /* A program and what it is given. */
 struct command {
     char *base;              /* private mapping of the blob: we may write to it */
@@ -61,6 +64,11 @@ long send_packet(int sock, const void *data, size_t size, const int *fds, unsign
 long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds);
 long fault_at(const struct nsb_plan *plan, uint32_t stage, long ret);
 void report(int control, uint32_t type, const struct failure *why, const uint64_t *stamps);
+
+/* What the compiler calls when a function has overwritten the guard in its frame, and the choice of a new guard: only
+ * where no function above returns any more. */
+NORETURN void __stack_chk_fail(void);
+void renew_guard(void);
 
 /* zygote.c */
 int write_file_at(int dir, const char *name, const char *text);

@@ -167,9 +167,9 @@ static void give_up_privileges(struct launch *l, struct watcher *w, struct net_t
 
 NORETURN void init_main(struct launch *l)
 {
-    int sources[NSB_MAX_SOURCES + 1];
+    UNSET int sources[NSB_MAX_SOURCES + 1];
     const struct nsb_plan *plan = l->plan;
-    struct net_task net;
+    UNSET struct net_task net;
     struct watcher w = {.command = &l->command, .is_init = 1, .life = l->life, .signals = -1, .null = -1, .pass = {-1, -1, -1},
                         .payload = -1, .stamps = l->stamps};
     before_identity(l, &net);

@@ -130,7 +130,7 @@ static int new_tmpfs(uint64_t size, uint64_t inodes, uint32_t mode)
 static int make_directories(const struct launch *l, const char *path, uint32_t mode)
 {
     const int root = l->root;
-    char prefix[PATH_SIZE];
+    UNSET char prefix[PATH_SIZE];
     size_t length = str_len(path), i = 0;
     if (length >= PATH_SIZE)
         return -ENAMETOOLONG;
@@ -160,7 +160,7 @@ static int make_directories(const struct launch *l, const char *path, uint32_t m
 /* Splits path at its last slash into the directory (made where missing) and the name. */
 static int open_parent(const struct launch *l, const char *path, const char **name)
 {
-    char dir[PATH_SIZE];
+    UNSET char dir[PATH_SIZE];
     size_t last = 0, length = str_len(path);
     if (length >= PATH_SIZE)
         return -ENAMETOOLONG;
@@ -242,9 +242,10 @@ static long play_lower(struct launch *l, int source)
 /* Parents are made as they come: the upper directory is ours alone and still empty. */
 static long play_upper(struct launch *l, const struct nsb_op *op)
 {
-    char path[PATH_SIZE] = "u0";
+    UNSET char path[PATH_SIZE];
     const char *dst = plan_string(l->plan, op->dst);
     size_t length = str_len(dst);
+    memcpy(path, "u0", 3);
     long ret = NSB_CALL(__NR_mkdirat, l->scratch, path, 0755);
     if (length + 3 > sizeof path)
         return -ENAMETOOLONG;
@@ -338,7 +339,7 @@ static long read_exactly(int fd, void *to, size_t size)
 static long play_secret(int pipe, int tree, const struct nsb_op *op)
 {
     struct nsb_secret head;
-    char name[256], part[4096];
+    UNSET char name[256], part[4096];
     long ret = NSB_CALL(__NR_read, pipe, &head, sizeof head);
     if (ret == 0)
         return 0;

@@ -40,7 +40,7 @@ static void allow_all_ports(int proc)
  * the last one, by its number, in any case. Answers -errno of the first failure (netlink(7)). */
 static long exchange(int sock, const void *batch, size_t size)
 {
-    char buffer[8192] __attribute__((aligned(8)));
+    UNSET char buffer[8192] __attribute__((aligned(8)));
     long n = NSB_CALL(__NR_sendto, sock, batch, size, 0, 0, 0);
     while (n >= 0) {
         n = NSB_CALL(__NR_recvfrom, sock, buffer, sizeof buffer, 0, 0, 0);

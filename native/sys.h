@@ -47,6 +47,15 @@ struct nsb_rusage {
 
 #define NORETURN __attribute__((noreturn))
 #define NOINLINE __attribute__((noinline))
+/* Variables start as zeros (-ftrivial-auto-var-init), except buffers that would cost more than they gain: these. */
+#if defined __has_attribute
+#if __has_attribute(uninitialized)
+#define UNSET __attribute__((uninitialized))
+#endif
+#endif
+#ifndef UNSET
+#define UNSET
+#endif
 
 /* A descriptor that is closed when its scope ends; -1 holds nothing. */
 static inline void nsb_close_fd(int *fd)

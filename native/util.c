@@ -18,6 +18,16 @@ void *memcpy(void *restrict to, const void *restrict from, size_t n)
     return to;
 }
 
+NORETURN void __stack_chk_fail(void) { __builtin_trap(); } /* also ends pid 1, which an abort() would not */
+
+/* The zero in the lowest byte ends what is copied as a string. No variable here may be one that the compiler guards. */
+void renew_guard(void)
+{
+    unsigned long *guard = nsb_area() + GUARD_WORD;
+    NSB_CALL(__NR_getrandom, guard, sizeof *guard, 4 /* GRND_INSECURE */);
+    *guard &= ~0xfful;
+}
+
 size_t str_len(const char *s)
 {
     size_t n = 0;
@@ -91,7 +101,7 @@ struct control_buffer { struct nsb_cmsg head; int fds[MAX_FDS]; };
 
 long send_packet(int sock, const void *data, size_t size, const int *fds, unsigned n_fds)
 {
-    struct control_buffer control;
+    UNSET struct control_buffer control;
     struct nsb_iovec iov = {(void *)data, size};
     struct nsb_msghdr msg = {.iov = &iov, .iovlen = 1};
     if (n_fds > MAX_FDS)
@@ -112,7 +122,7 @@ long send_packet(int sock, const void *data, size_t size, const int *fds, unsign
 /* One packet; *n_fds comes in as the room in fds and goes out as the number received. 0 is end-of-file. */
 long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds)
 {
-    struct control_buffer control;
+    UNSET struct control_buffer control;
     struct nsb_iovec iov = {data, size};
     struct nsb_msghdr msg = {.iov = &iov, .iovlen = 1, .control = &control, .controllen = sizeof control};
     unsigned room = n_fds ? *n_fds : 0, got = 0;

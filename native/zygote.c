@@ -159,7 +159,8 @@ static int open_sources(const struct nsb_plan *plan, int process, int *fds, stru
 static int equip(const struct nsb_plan *plan, long pid, int sync, int control, int pidfd, struct failure *why)
 {
     const struct nsb_msg cloned = {.type = NSB_MSG_CLONED, .pid = (int)pid};
-    int fds[NSB_MAX_SOURCES + 1], n = 0;
+    UNSET int fds[NSB_MAX_SOURCES + 1];
+    int n = 0;
     char go = 0;
     OWNED_FD process = open_process(pid);
     why->stage = NSB_STAGE_IDMAP;
@@ -206,6 +207,7 @@ static void launch(struct zygote *z, struct launch *l)
         nsb_close(z->signals);
         nsb_close(ours);
         l->life = z->life[0];
+        renew_guard();
         init_main(l);
     }
     nsb_close(l->sync);
@@ -271,7 +273,7 @@ static long next_request(struct zygote *z)
 
 static void reap(struct zygote *z)
 {
-    char drop[512];
+    UNSET char drop[512];
     while (NSB_CALL(__NR_read, z->signals, drop, sizeof drop) > 0)
         ;
     while (NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) > 0)
@@ -310,9 +312,7 @@ static NORETURN void finish(struct zygote *z)
     nsb_exit(0);
 }
 
-NORETURN void nsb_main(void);
-
-__attribute__((used)) NORETURN void nsb_main(void)
+static NOINLINE NORETURN void run(void)
 {
     struct zygote z = {{-1, -1}, -1};
     if (start(&z) < 0)
@@ -330,6 +330,16 @@ __attribute__((used)) NORETURN void nsb_main(void)
         if (got <= 0 && got != -EMSGSIZE)
             finish(&z);
     }
+}
+
+NORETURN void nsb_main(unsigned long *area);
+
+/* area: 64 bytes above every frame, for the stack guard: a static variable would take a second segment. */
+__attribute__((used)) NORETURN void nsb_main(unsigned long *area)
+{
+    nsb_set_area(area);
+    renew_guard();
+    run();
 }
 
 NSB_ENTRY;
