@@ -7,8 +7,8 @@ declarations between the marks `cdef:begin` and `cdef:end` of the headers, so th
     setup.py                                             names `ffibuilder`
     python native/build_ffi.py --helper OUT [--cc CC]    builds the helper alone (linters, cross compilers)
 
-Environment: CC names the compiler; NSBOX_SANITIZE=1 builds the seam with address and undefined behaviour sanitizers, and
-the helper so that undefined behaviour ends it (`./bootstrap sanitize`; docs/checks.md tells why not more);
+Environment: CC names the compiler; NSBOX_SANITIZE=1 builds the seam with the sanitizers of addresses and of undefined
+behaviour, and the helper so that the latter ends it (`./bootstrap sanitize`; docs/checks.md tells why not more);
 NSBOX_WERROR=1 makes warnings errors (the linters do; a user's newer compiler shall not fail over a new warning).
 """
 
@@ -39,8 +39,8 @@ HELPER_CFLAGS = [
     "-fno-tree-loop-distribute-patterns",
     *("-ffunction-sections", "-fdata-sections", "-fcf-protection=none", "-fmerge-all-constants"),
 ]
-# Where native/arch.h keeps the guard of the stack, on x86-64 and on aarch64. Without a libc nobody else sets one up, and a
-# variable for it would be a second segment.
+# Where native/arch.h keeps the guard of the stack, on x86-64 and on aarch64. Without a libc nobody else sets one up,
+# and a variable for it would be a second segment.
 STACK_GUARDS = (
     ["-mstack-protector-guard=tls"],
     [

@@ -302,10 +302,10 @@ void kill_children(void)
     UNSET char text[4096];
     OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc/thread-self/children", O_RDONLY | O_CLOEXEC);
     long n = fd < 0 ? 0 : NSB_CALL(__NR_read, fd, text, sizeof text);
-    long pid = 0;
+    unsigned long pid = 0;
     for (long i = 0; i < n; i++) {
         if (text[i] >= '0' && text[i] <= '9') {
-            pid = pid * 10 + (text[i] - '0');
+            pid = pid * 10 + (unsigned long)(text[i] - '0');
             continue;
         }
         if (pid > 1)

@@ -167,7 +167,7 @@ static int equip(const struct nsb_plan *plan, long pid, int sync, int control, i
     int ret = process < 0 ? process : 0;
     if (ret == 0 && !(plan->flags & NSB_MAPS_BY_CALLER))
         ret = write_maps(process, plan_string(plan, plan->uid_map), plan_string(plan, plan->gid_map),
-                         plan->flags & NSB_SETGROUPS_DENY);
+                         !!(plan->flags & NSB_SETGROUPS_DENY));
     ret = (int)fault_at(plan, NSB_STAGE_IDMAP, ret);
     if (ret == 0 && plan->flags & NSB_HOST_SOURCES) {
         why->stage = NSB_STAGE_SOURCE;
@@ -245,7 +245,7 @@ static void serve(struct zygote *z, const struct nsb_request *request, const int
     if (request->magic != NSB_MAGIC || request->layout != NSB_LAYOUT || request->size > NSB_MAX_BLOB || n < 2)
         return report(control, NSB_MSG_FAILED, &why, 0);
     long at = NSB_CALL(__NR_mmap, 0, request->size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
-    if (at < 0 && at > -4096) {
+    if ((unsigned long)at > -4096ul) {
         why.err = (int)at;
         return report(control, NSB_MSG_FAILED, &why, 0);
     }

@@ -20,6 +20,10 @@ NOT_OURS = ("nsbox-bootstrap.", "nsbox-build-", "nsbox-ci.", "nsbox-vm-", "pytes
 # Kept as long as the process lives: what each kind of sandbox is built on, and groups made ahead for the next launches.
 KEPT = re.compile(r"/nsbox/skeleton|/nsbox/\d+-\d+( \(deleted\))?$|/nsbox/[^/]+/\d+-ready")
 
+# `./bootstrap sanitize`: the sanitizer is in this process by now. Foreign programs do without it: some hang with it.
+if "libasan" in os.environ.get("LD_PRELOAD", ""):
+    del os.environ["LD_PRELOAD"]
+
 Snapshot = dict[str, set[str]]
 
 # A machine that is busy makes no test fail, and neither does the luck of one run: NSBOX_EXPLORE=1 tries other examples.

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -40,6 +41,28 @@ def module() -> Path:
     if "__asan" in readelf(path, "--dyn-syms"):
         pytest.skip("this build is for the sanitizers, which have checks of their own")
     return path
+
+
+OVERFLOW = """
+import os
+from nsbox._native import ffi, lib
+buffer = bytearray(64)
+lib.nsb_write(os.open("/dev/null", os.O_WRONLY), ffi.from_buffer(buffer), LENGTH)
+"""
+
+
+@pytest.mark.parametrize("length, fine", [(64, True), (4096, False)], ids=["within", "beyond"])
+def test_a_build_for_the_sanitizers_sees_an_overflow(length: int, fine: bool) -> None:
+    if "__asan" not in readelf(Path(_native._native_ffi.__file__), "--dyn-syms"):
+        pytest.skip("an ordinary build: `./bootstrap sanitize` makes and tests the other kind")
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libasan" in line}
+    argv, env = (
+        [sys.executable, "-c", OVERFLOW.replace("LENGTH", str(length))],
+        {**os.environ, "LD_PRELOAD": loaded.pop()},
+    )
+    done = subprocess.run(argv, env=env, stderr=subprocess.PIPE)
+    assert (done.returncode == 0) is fine
+    assert (b"heap-buffer-overflow" in done.stderr) is not fine
 
 
 def names(path: Path, *, defined: bool) -> set[str]:
