@@ -11,6 +11,8 @@ from nsbox.profiles import profiles_dir
 SECTIONS = ("paths", "keys")
 #: A file whose keys matter is looked into up to this size; a larger one is marked.
 MAX_PARSED = 1 << 20
+#: The time that tomllib takes grows with the square of the parts of a key: more than this, and a file is marked.
+MAX_WORK = 1 << 20
 _WHY_KEYS = "its {} decides what is run when the project is installed, built or tested"
 
 
@@ -71,6 +73,8 @@ def _parse(name: str, data: bytes) -> dict[str, Any] | None:
         if name.casefold().endswith(".toml"):
             import tomllib
 
+            if sum(line.count(b".") ** 2 for line in data.splitlines()) > MAX_WORK:
+                return None
             return tomllib.loads(data.decode())
         import json
 

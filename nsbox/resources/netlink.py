@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 
 from nsbox.errors import HostError
@@ -70,6 +71,11 @@ def numbered(parts: Iterable[tuple[int, int, bytes]]) -> bytes:
     return b"".join((*rows, message(kind, flags | ACK, LAST, body)))
 
 
+def _error(body: bytes) -> int:
+    """The errno that an error message carries; 0: it is an acknowledgement."""
+    return -int.from_bytes(body[:4], sys.byteorder, signed=True)
+
+
 def exchange(sock: socket.socket, batch: bytes) -> None:
     """Send a batch that ends in ``LAST`` and wait for the answer. Raises OSError of the first message that failed."""
     sock.send(batch)
@@ -78,7 +84,7 @@ def exchange(sock: socket.socket, batch: bytes) -> None:
         # Never blocks for long: the answers are queued before send(2) returns.
         for kind, sequence, body in messages(sock.recv(_BUFFER)):
             if kind == ERROR:
-                failed = failed or -struct.unpack_from("=i", body)[0]
+                failed = failed or _error(body)
                 if failed or sequence == LAST:
                     _drain(sock)
                     if failed:
@@ -103,7 +109,7 @@ def dump(sock: socket.socket, kind: int, body: bytes) -> list[bytes]:
             if answer == DONE:
                 return found
             if answer == ERROR:
-                code = -struct.unpack_from("=i", content)[0]
+                code = _error(content)
                 raise OSError(code, os.strerror(code))
             found.append(content)
 

@@ -312,6 +312,8 @@ def counters(sock: socket.socket, table: str) -> dict[str, int]:
     body = struct.pack("!BBH", INET, 0, 0) + _text(1, table)
     rows = [attributes(content[4:]) for content in dump(sock, _SUBSYSTEM | GETOBJ, body)]
     return {
-        row.get(2, b"").rstrip(b"\0").decode(): int.from_bytes(attributes(row.get(4, b"")).get(2, b""), "big")
+        row.get(2, b"").rstrip(b"\0").decode(errors="replace"): int.from_bytes(
+            attributes(row.get(4, b"")).get(2, b""), "big"
+        )
         for row in rows
     }
