@@ -80,7 +80,7 @@ TARGETS = {"launch": launches, "control": control, "receive": received}
 def write(target: str, directory: Path) -> int:
     """Write the inputs of a target into a directory; how many there are."""
     count = 0
-    for count, data in enumerate(TARGETS[target](), 1):  # noqa: B007
+    for count, data in enumerate(TARGETS[target](), 1):
         (directory / f"seed-{count:03}").write_bytes(data)
     return count
 
