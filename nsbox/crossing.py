@@ -117,7 +117,8 @@ class Crossing:
             os.close(upper)
 
     def take_out(self, handle: Handle, found: "ChangeSet", result: Result) -> None:
-        """Export and apply, as the Spec says; ``result.boundary`` then tells what crossed and what was held back."""
+        """Export and apply, as the Spec says; ``result.boundary`` then tells what crossed and what was held back, also
+        when it raises in between."""
         from nsbox import transfer
 
         spec, verdicts = self.spec, {}
@@ -128,7 +129,7 @@ class Crossing:
                 from nsbox import diff
 
                 if not self.review(diff.unified(found, upper, workspace_of(handle))):
-                    _note(result, dict.fromkeys((entry.path for entry in found.entries), ("seen", "declined")))
+                    verdicts.update(dict.fromkeys((entry.path for entry in found.entries), ("seen", "declined")))
                     return
             if spec.export is not None:
                 exported = transfer.export(found, upper, spec.export, allow_trusted=spec.allow_trusted)
@@ -139,7 +140,7 @@ class Crossing:
                 verdicts.update(_verdicts("applied", applied))
         finally:
             os.close(upper)
-        _note(result, verdicts)
+            _note(result, verdicts)
 
     def conclude(self, watch: Run) -> Result:
         """The run is over: its result, once the record is complete. Raises what went wrong, and what ``finish``
@@ -167,27 +168,28 @@ class Crossing:
         found = self.outputs(handle)
         if found is not None:
             result.boundary["outputs"] = [entry.report() for entry in found.entries]
-            if self.spec.export is not None or self.spec.apply:
+        try:
+            if found is not None and (self.spec.export is not None or self.spec.apply):
                 self.take_out(handle, found, result)
-        if self.record is None:
-            return
+        finally:  # what crossed before something went wrong is told as well
+            if self.record is not None:
+                self._tell(self.record, result, lambda record: _tell_outputs(record, result))
+        if self.record is not None:
+            ended = {name: getattr(result, name) for name in ("exit_code", "signal", "usage", "timing")}
+            self._tell(self.record, result, lambda record: record.end(result.reason, lifetime, **ended))
+            self._tell(self.record, result, lambda record: self._covered())
+
+    def _tell(self, record: "Record", result: Result, events: "Callable[[Record], None]") -> None:
+        """Once something may have been taken out. LogError says what was."""
         from nsbox.boundary import LogError
 
-        outputs = result.boundary["outputs"]
         try:
-            self._tell_outcome(self.record, result, lifetime)
+            events(record)
         except LogError as error:
             for action in ("exported", "applied"):
-                error.after(action, [entry["path"] for entry in outputs if entry.get("action") == action])
+                paths = [entry["path"] for entry in result.boundary["outputs"] if entry.get("action") == action]
+                error.after(action, paths)
             raise
-
-    def _tell_outcome(self, record: "Record", result: Result, lifetime: float) -> None:
-        for entry in result.boundary["outputs"]:
-            fields = dict(entry)
-            record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
-        ended = {name: getattr(result, name) for name in ("exit_code", "signal", "usage", "timing")}
-        record.end(result.reason, lifetime, **ended)
-        self._covered()
 
     def _end_of_secrets(self, handle: Handle) -> None:
         for secret in handle.secrets.secrets:
@@ -244,6 +246,12 @@ def upper_of(handle: Handle) -> int:
 def workspace_of(handle: Handle) -> str:
     """The workspace's own directory on the host, canonical since the launch."""
     return next(item.path for item in handle.prepared.plan.sources if item.option == "workspace")
+
+
+def _tell_outputs(record: "Record", result: Result) -> None:
+    for entry in result.boundary["outputs"]:
+        fields = dict(entry)
+        record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))
 
 
 def _note(result: Result, verdicts: dict[str, tuple[str, str]]) -> None:

@@ -20,7 +20,7 @@ import pytest
 from conftest import start_helper
 
 import nsbox
-from nsbox import inputs
+from nsbox import inputs, transfer
 from nsbox.boundary import LogError
 from nsbox.errors import MountRefused, SandboxUnavailable, SpecError
 
@@ -212,6 +212,20 @@ def test_S07_a_log_that_fails_after_all_is_applied_says_so(workspace: Path, name
         nsbox.run(["sh", "-c", "echo z > added"], workspace=workspace, log=_full_at(name))
     assert caught.value.crossed == {}
     assert "by then" not in str(caught.value)
+
+
+def test_what_was_exported_before_apply_is_refused_is_told(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise SpecError("apply: not everything that changed is known")
+
+    monkeypatch.setattr(transfer, "apply", refused)
+    options: Any = {"workspace": workspace, "export": "out", "apply": True}
+    with pytest.raises(SpecError, match="not everything"):
+        nsbox.run(["sh", "-c", "echo x > added"], log="log", **options)
+    assert [(event["path"], event["action"]) for event in named("output")] == [("added", "exported")]
+    assert (events()[-1]["event"], events()[-1]["reason"]) == ("sandbox.end", "error")
+    with pytest.raises(LogError, match="by then 1 change was exported: 'added'"):
+        nsbox.run(["sh", "-c", "echo x > added"], log=_full_at("output"), **{**options, "export": "another"})
 
 
 def test_S07_a_box_whose_log_fails_after_apply_says_so_and_is_ended(workspace: Path) -> None:
