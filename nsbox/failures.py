@@ -14,6 +14,11 @@ def _remedy(stage: str, err: int, prepared: Prepared) -> str:
     """What usually mends an error of this kind at this stage."""
     if stage == "idmap" and err in (_errno.EPERM, _errno.EACCES, _errno.EINVAL):
         return "this host restricts user namespaces: run nsbox doctor for the setting and the command that mends it"
+    if stage in ("source", "hostname", "scratch", "mount", "pivot") and err == _errno.EPERM:
+        return (
+            "a security policy around this process forbids mounts: start the container with --security-opt"
+            " seccomp=unconfined --security-opt apparmor=unconfined, a service with @mount in SystemCallFilter="
+        )
     if stage == "source" and err == _errno.EINVAL:
         return _no_view(prepared)
     if stage == "source" and err in (_errno.ENOENT, _errno.EACCES, _errno.ELOOP):

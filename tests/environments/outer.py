@@ -308,6 +308,14 @@ def restrict_namespaces() -> None:
     _filter(rules)
 
 
+def no_mounts() -> None:
+    """A filter, or a policy, that lets namespaces be made and nothing be mounted in them."""
+    import errno
+
+    calls = "mount umount2 pivot_root open_tree move_mount fsopen fsmount mount_setattr"
+    _filter([(call, errno.EPERM, None) for call in calls.split()])
+
+
 def few_files() -> None:
     """RLIMIT_NOFILE 64, and no more to be had."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -323,7 +331,7 @@ STEPS: dict[str, Callable[[], None]] = {
     for step in (
         *(user, ordinary, mounts, rest, pids, image, volume, dev, no_shm, masked_proc, read_only_cgroup, no_cgroup),
         *(chroot, protected, tunables, docker_capabilities, no_new_privs, docker_seccomp, restrict_namespaces),
-        *(few_files, tiny_files),
+        *(no_mounts, few_files, tiny_files),
     )
 }
 

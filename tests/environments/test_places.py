@@ -55,6 +55,7 @@ PLACES = (
     # Services of systemd.
     Place("hardened service", "host protected no_new_privs", watched=True),
     Place("service with ProtectKernelTunables", "host tunables", NO_PROC + ".*ProtectKernelTunables"),
+    Place("service without @mount", "host no_mounts", r"set-up stopped at .*; .*a security policy .* forbids mounts: "),
     Place("service without namespaces", "host protected restrict_namespaces", FILTERED),
 )  # fmt: skip
 

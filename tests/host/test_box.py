@@ -184,7 +184,7 @@ def test_the_limit_on_output_is_per_command(box: Sandbox) -> None:
 
 
 def test_memory_ends_the_command_and_not_the_box() -> None:
-    with Sandbox(memory="64M", timeout=20) as box:
+    with Sandbox(memory="64M", timeout=300) as box:
         result = box.run(["python3", "-c", "x = bytearray(1 << 30)"])
         assert (result.reason, result.status) == ("memory", 137)
         assert box.run(["kill", "-9", "0"]).reason == "signaled"

@@ -136,7 +136,10 @@ def test_200_launches_leave_nothing() -> None:
 def test_no_zombie_while_running_either() -> None:
     for _ in range(20):
         nsbox.run(["sh", "-c", "true & true | true & exit 0"])
-        assert not [child for child in own_children() if child.endswith("Z")]
+        deadline = time.monotonic() + 10  # one that has just ended is one until its parent runs
+        while zombies := [child for child in own_children() if child.endswith("Z")]:
+            assert time.monotonic() < deadline, zombies
+            time.sleep(0.01)
 
 
 def test_failed_launches_leave_nothing() -> None:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# suite.sh PYTHON smoke|full: what runs in the guest, as root, for each kind of caller. Called by test_vm.py.
+# suite.sh PYTHON brief|usual|full: what runs in the guest, as root, for each kind of caller. Called by test_vm.py.
 #
 # Each pass leaves a folder in /run/vm/results: facts.json, junit.xml, left.txt (control groups that stayed).
 set -u
@@ -84,10 +84,20 @@ delegated() (
 cd "$checkout" || exit
 sandbox=tests/vm/inside/test_sandbox.py
 case $extent,$NSBOX_IN_VM in
-full,*) tests="$sandbox tests/host tests/native tests/escape" ;;
+full,*) tests="$sandbox tests/host tests/native tests/escape tests/environments" ;;
 *,v2) tests="$sandbox tests/host/test_cgroup_limits.py" ;;
 *) tests=$sandbox ;;
 esac
+
+if [ "$extent" = brief ]; then
+    # What differs most between kernels: which limits hold by what, and which file systems take which mounts.
+    names='strengths or identity or test_memory or test_processes or test_disk or read_write or test_workspace or listens'
+    run root as_root own "$sandbox" -k "$names"
+    if reachable; then run user as_user none "$sandbox" -k "$names"; fi
+    echo 0 >/proc/sys/user/max_user_namespaces
+    run user-without-userns as_user off tests/vm/inside/test_refused.py
+    exit
+fi
 
 # shellcheck disable=SC2086  # a list of words
 run root as_root own $tests
