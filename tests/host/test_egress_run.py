@@ -111,7 +111,7 @@ def test_pip(world: World, path: str) -> None:
         {install} --index-url http://203.0.113.6:{HTTP}/simple/ --trusted-host 203.0.113.6 other 2>/dev/null || echo no
         {install} --index-url https://pypi.org/simple/ other 2>/dev/null || echo no
     """
-    result = world.run(["sh", "-c", script], f"pypi.test:{FILES}", net_path=path)
+    result = world.run(["sh", "-c", script], f"pypi.test:{FILES}", net_path=path, timeout="5m", cpu_time="5m")
     assert result.stdout_text == "42\nno\nno\n", result.stderr_text
     assert [row["address"] for row in world.rows(verdict="allowed")] == ["203.0.113.5"]
     assert {row.get("host") or row["address"] for row in world.rows(verdict="denied")} == {"203.0.113.6", "pypi.org"}
