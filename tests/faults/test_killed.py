@@ -1,7 +1,7 @@
 """SIGKILL to the embedding process, or to its helper, at every point of a launch.
 
 What runs inside ends with the owner, within two seconds and without anybody's help. Files and cgroups are removed by
-the next process that sweeps: `nsbox gc`, or the first launch of another.
+the next process that sweeps: `nsbox gc`, or the first launch of another when nobody has for ten seconds.
 """
 
 import contextlib

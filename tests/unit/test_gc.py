@@ -1,9 +1,14 @@
 """`nsbox gc` says what was removed."""
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from nsbox import cli, gc
 from nsbox.resources import cgroup, scratch, skeleton
+from nsbox.resources import sweep as sweeping
 from nsbox.resources.sweep import sweep
 
 
@@ -32,3 +37,29 @@ def test_all_kinds_are_swept_even_if_one_cannot_be(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(scratch, "sweep", lambda _: ["two"])
     monkeypatch.setattr(skeleton, "collect", refuse)
     assert sweep("/state") == ["one", "two", "skeletons in /state cannot be looked at: Permission denied"]
+
+
+def test_processes_sweep_by_themselves_once_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[str] = []
+    monkeypatch.setattr(sweeping, "sweep", swept.append)
+    for _ in range(3):
+        sweeping.sweep_in_turn(str(tmp_path))
+    assert swept == [str(tmp_path)]
+    stamp = tmp_path / "swept"
+    for moved in (-sweeping.EVERY_S - 1, 3600):  # long ago; and a clock that was set back
+        os.utime(stamp, (time.time() + moved,) * 2)
+        sweeping.sweep_in_turn(str(tmp_path))
+        sweeping.sweep_in_turn(str(tmp_path))
+    assert len(swept) == 3
+
+
+def test_a_stamp_that_cannot_be_left_keeps_nobody_from_sweeping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[str] = []
+    monkeypatch.setattr(sweeping, "sweep", swept.append)
+    (tmp_path / "swept").symlink_to("/nonexistent/elsewhere")
+    os.utime(tmp_path / "swept", (0, 0), follow_symlinks=False)
+    sweeping.sweep_in_turn(str(tmp_path))
+    assert swept == [str(tmp_path)]
+    assert not os.path.exists("/nonexistent/elsewhere")
