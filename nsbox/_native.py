@@ -1,14 +1,17 @@
 """The only importer of the compiled module: version handshake, the zygote of this process, calls with their errors."""
 
+from __future__ import annotations
+
 import atexit
-import contextlib
 import os
 import select
 import sys
-import threading
-from typing import Any
 
 from nsbox.errors import SandboxUnavailable
+from nsbox.light import TYPE_CHECKING, contextlib, threading
+
+if TYPE_CHECKING:
+    from typing import Any
 
 try:
     from nsbox import _native_ffi

@@ -1,17 +1,21 @@
 """The calls for users: glue, no decisions."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from nsbox.crossing import Crossing, Review, target_of
 from nsbox.errors import SpecError
 from nsbox.launch import launch, prepare
+from nsbox.light import TYPE_CHECKING
 from nsbox.report import Result
 from nsbox.spec import Spec
 from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
     from nsbox.ports import Forward
 
 Argument = str | bytes | os.PathLike[str]

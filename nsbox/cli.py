@@ -3,12 +3,17 @@
 Start-up budget: everything that this module adds to ``import nsbox.api`` on the way of ``nsbox run`` stays under 2 ms.
 """
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
 
 from nsbox.errors import CommandError, NsboxError, SpecError
+from nsbox.light import TYPE_CHECKING, signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
 
 USAGE = """\
 usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]        one fresh sandbox, one command, gone afterwards
@@ -258,8 +263,6 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    import signal
-
     # Should the way out hang, the next one ends us at once, and with us the helper and all that it started.
     for name in _SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
@@ -269,8 +272,6 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 def _prepare_process() -> None:
     """Signals become exceptions, unless the caller has them ignored; descriptors 0 to 2 are open, so that none of ours
     gets such a number."""
-    import signal
-
     for name in _SIGNALS:
         number = getattr(signal, name)
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -318,7 +319,10 @@ def main() -> None:
     """The program. Leaves without the interpreter's farewell to every module, which costs 8 ms and frees what is freed
     anyway; what modules have registered for the end is still called."""
     import atexit
+    import gc
 
+    # Imports make thousands of objects that stay: to look through them for garbage meanwhile costs a millisecond.
+    gc.set_threshold(20_000, *gc.get_threshold()[1:])
     try:
         _prepare_process()
         status = call(sys.argv[1:])

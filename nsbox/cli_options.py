@@ -4,10 +4,14 @@ Not argparse: importing and filling it costs more than the whole sandbox does (6
 the command's own options nor leaves abbreviations alone.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from __future__ import annotations
 
 from nsbox.errors import SpecError
+from nsbox.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
 # What an option does with its value: nothing to take; kept as text, number or NAME=VALUE; collected into a list.
 ON, OFF, TEXT, NUMBER, LIST, PAIR = "on", "off", "text", "number", "list", "pair"
@@ -198,7 +202,8 @@ def parse(
     ``ends`` is an option that belongs to what follows. With ``anywhere`` options may also stand behind words. Raises
     SpecError for an option that is unknown or lacks a value.
     """
-    known, values, rest = by_flag(table), dict[str, Any](), list(arguments)
+    known, rest = by_flag(table), list(arguments)
+    values: dict[str, Any] = {}
     words: list[str] = []
     while rest:
         word = rest[0]

@@ -1,13 +1,17 @@
 """``nsbox run --review``: what changed, shown on the terminal, and the question whether it may leave the sandbox."""
 
-import contextlib
+from __future__ import annotations
+
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 from nsbox.cli_output import say
 from nsbox.errors import SpecError
+from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.report import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
 # The command wrote to the same terminal. Undone is what could hide or garble what follows: another character set,
 # colours, the alternate screen, a hidden cursor, a scrolling region (xterm control sequences: DECSTR and others).

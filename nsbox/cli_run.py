@@ -1,18 +1,23 @@
 """``nsbox run`` and what ``nsbox python`` shares with it: one sandbox, its streams passed on live, its status."""
 
+from __future__ import annotations
+
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from nsbox import api, cli_review
+from nsbox import api, cli_review, janitor
 from nsbox.cli_options import Option
 from nsbox.cli_output import Output, say
 from nsbox.crossing import Review
 from nsbox.errors import NsboxError, SpecError
+from nsbox.light import TYPE_CHECKING
 from nsbox.prepared import prepare
 from nsbox.report import SCHEMA, Result
 from nsbox.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
 _LIMIT_WORDS = {
     "timeout": "it ran for {value:g} s, the --timeout",
@@ -86,6 +91,7 @@ class Report:
 
 def run(values: Mapping[str, Any], command: Sequence[str], table: Sequence[Option]) -> int:
     """One fresh sandbox for ``command``; the exit status. Raises what ``nsbox.run`` raises."""
+    janitor.at_once()
     report = Report(values, command)
     terminal = cli_review.terminal(values)
     try:

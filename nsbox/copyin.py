@@ -13,7 +13,6 @@ from nsbox._native import lib
 from nsbox.encode import compile_plan
 from nsbox.errors import HostError
 from nsbox.handle import Handle
-from nsbox.layers import NOBODY, Copier
 from nsbox.plan.ops import IDMAP_OWNER, READ_ONLY, Op
 from nsbox.prepared import Prepared, program_of
 from nsbox.resources import scratch
@@ -93,6 +92,8 @@ def _check(prepared: Prepared, path: str, source: int) -> None:
 
 def _fill(source: int, at: int, first: int, uid: int) -> None:
     """Copy everything; what the directory's owner owns is the payload's, all else nobody's."""
+    from nsbox.layers import NOBODY, Copier  # not on the way of those who copy nothing
+
     status = os.fstat(source)
 
     def owner(host: int) -> int:

@@ -1,19 +1,24 @@
 """What crosses the boundary of one run: told to the log as it happens, taken out at the end as far as was asked for."""
 
+from __future__ import annotations
+
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from _collections_abc import Callable
 
 from nsbox import inputs
 from nsbox.errors import CommandError, HostError, MountRefused, NsboxError, SpecError
 from nsbox.handle import Handle
+from nsbox.light import TYPE_CHECKING
 from nsbox.report import Result
 from nsbox.spec import Spec
 from nsbox.supervise import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
     from nsbox.boundary import Log
     from nsbox.change import ChangeSet
     from nsbox.outgoing import Applied, Exported
@@ -91,7 +96,7 @@ class Crossing:
     def _revoked(self, name: str, why: str) -> None:
         self.tell(lambda record: record.secret_revoked(name, why))
 
-    def tell(self, event: "Callable[[Record], None]") -> None:
+    def tell(self, event: Callable[[Record], None]) -> None:
         """Write an event from whatever thread; trouble with the log ends the sandbox."""
         if self.record is None or self._failed is not None:
             return
@@ -102,7 +107,7 @@ class Crossing:
             if self._handle is not None:
                 self._handle.kill()
 
-    def outputs(self, handle: Handle) -> "ChangeSet | None":
+    def outputs(self, handle: Handle) -> ChangeSet | None:
         """What has changed in the workspace; None where there is none. Raises OSError."""
         if self.spec.workspace is None or handle.scratch_fd < 0:
             return None
@@ -262,7 +267,7 @@ def _note(result: Result, verdicts: dict[str, tuple[str, str]]) -> None:
             entry["why"] = why
 
 
-def _verdicts(done: str, outcome: "Exported | Applied") -> dict[str, tuple[str, str]]:
+def _verdicts(done: str, outcome: Exported | Applied) -> dict[str, tuple[str, str]]:
     """path → (what was done with it, why not)."""
     paths: tuple[str, ...] = getattr(outcome, "copied", ()) or getattr(outcome, "applied", ())
     out = dict.fromkeys(paths, (done, ""))

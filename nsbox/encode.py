@@ -1,16 +1,21 @@
 """Plan → the flat buffer of native/nsbox.h. Compiled once per Spec; a launch adds its command and its ids."""
 
+from __future__ import annotations
+
 import os
-import random
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from nsbox._native import ffi, lib
 from nsbox.errors import SpecError
+from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.plan.compose import Plan
-from nsbox.plan.net import NetPlan
 from nsbox.plan.ops import KINDS, SKELETON
 from nsbox.spec import DEFAULT_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from nsbox.plan.net import NetPlan
 
 _KIND = {name: getattr(lib, f"NSB_OP_{name.upper()}") for name in KINDS}
 _HEADER = ffi.sizeof("struct nsb_plan")
@@ -68,7 +73,7 @@ class Compiled(NamedTuple):
 def _some(count: int) -> frozenset[int]:
     """That many of the caller's processors, others for each sandbox compiled."""
     allowed = sorted(os.sched_getaffinity(0))
-    start = random.randrange(len(allowed))
+    start = int.from_bytes(os.urandom(4), "little") % len(allowed)
     return frozenset((allowed + allowed)[start : start + count])
 
 

@@ -4,17 +4,20 @@ One object per sandbox, driven by the supervisor's loop: it says when it next wa
 limit that has been exceeded. What costs (walking processes, proportional sizes) is done only as often as it can matter:
 a limit on processor time cannot be reached sooner than the rest of it divided by the number of processors."""
 
+from __future__ import annotations
+
 import os
-import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 from nsbox import watch
 from nsbox._native import lib
+from nsbox.light import TYPE_CHECKING, signal
 from nsbox.plan.limits import LimitPlan
 from nsbox.spec import Limits
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from nsbox.handle import Handle
     from nsbox.resources.cgroup import Cgroup
 
@@ -28,7 +31,7 @@ BURST = 0.02  #: seconds of processor time that may be used ahead of one's share
 class Enforcer:
     """The limits of one sandbox while it runs."""
 
-    def __init__(self, limits: Limits, plan: LimitPlan, handle: "Handle", cgroup: "Cgroup | None") -> None:
+    def __init__(self, limits: Limits, plan: LimitPlan, handle: Handle, cgroup: Cgroup | None) -> None:
         self.hits: dict[str, dict[str, Any]] = {}
         self._limits, self._plan, self._handle, self._cgroup = limits, plan, handle, cgroup
         self._events = {fd: (kind, events) for fd, events, kind in cgroup.event_fds()} if cgroup else {}

@@ -1,13 +1,17 @@
 """The words for a set-up that failed: which step, of what, and what usually mends it."""
 
-import contextlib
+from __future__ import annotations
+
 import errno as _errno
 import os
-from typing import Any
 
 from nsbox import _native
 from nsbox.errors import NsboxError, SandboxUnavailable, SetupError
+from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.prepared import Prepared
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def _remedy(stage: str, err: int, prepared: Prepared) -> str:

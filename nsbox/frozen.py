@@ -1,8 +1,17 @@
 """Frozen values with the looks of ``dataclasses``, whose import alone costs more than starting a sandbox does."""
 
-from typing import Any, TypeVar, dataclass_transform
+from __future__ import annotations
 
-T = TypeVar("T")
+from nsbox.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, TypeVar, dataclass_transform
+
+    T = TypeVar("T")
+else:
+
+    def dataclass_transform(**_options):
+        return lambda function: function
 
 
 @dataclass_transform(frozen_default=True)

@@ -1,23 +1,24 @@
 """What is held for a sandbox that runs, and how it is given back."""
 
-import contextlib
+from __future__ import annotations
+
 import itertools
 import os
 import select
-import signal
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from nsbox import janitor, secrets
 from nsbox._native import lib
+from nsbox.light import TYPE_CHECKING, contextlib, signal, threading
 from nsbox.prepared import Prepared
 from nsbox.resources import cgroup, scratch
 from nsbox.resources.ids import SIZE, IdRanges
 from nsbox.secrets import Values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from nsbox.masking import Masker
     from nsbox.resources.egress import Egress
 
@@ -60,7 +61,7 @@ class Handle:
         """End what cannot be watched any more."""
         self.kill()
 
-    def masker(self) -> "Masker | None":
+    def masker(self) -> Masker | None:
         """For one stream of what comes out; None where there is nothing to mask."""
         if not self.secrets.secrets:
             return None
@@ -68,7 +69,7 @@ class Handle:
 
         return Masker(self.secrets.by_name())
 
-    def given(self) -> "secrets.Given":
+    def given(self) -> secrets.Given:
         """The secrets that a command which starts now gets, besides those that are files alone."""
         now = time.monotonic()
         return self.secrets.given({name for at, name in self._to_revoke() if now >= at}.union(self.revoked_at))
@@ -96,7 +97,7 @@ class Handle:
                 if self.on_revoked:
                     self.on_revoked(name, "ttl")
 
-    def lend(self, given: "secrets.Given", to: "Handle") -> list[int]:
+    def lend(self, given: secrets.Given, to: Handle) -> list[int]:
         """The descriptors of a command, in order; the caller closes them. Those that have an end stay in reach for it
         until the command ends. Raises SpecError, OSError; then ``to`` has what it owns."""
         fds: list[int] = []
@@ -248,7 +249,7 @@ def tidy(state: str) -> None:
     if number == 1:
         from nsbox.resources import sweep
 
-        sweep.sweep(state)
+        sweep.sweep_in_turn(state)
     else:
         cgroup.discover(state).refill()
 

@@ -1,11 +1,15 @@
 """What of the host goes into a sandbox, for the report and the log: each source, its size and its hash."""
 
-import contextlib
+from __future__ import annotations
+
 import os
 import stat
-from typing import Any
 
+from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.prepared import Prepared
+
+if TYPE_CHECKING:
+    from typing import Any
 
 HASH_MOST = 16 << 20  #: bytes of a file that is hashed; more would be felt at the start
 _MODES = {"rw": "rw", "workspace": "cow"}

@@ -2,83 +2,106 @@
 
 A cgroup can be removed, and a tmpfs is freed, only when the last process inside has been; that is a fraction of a
 millisecond after the result is known. One thread does it, started with the first work and ended when there has been
-none
-for a while; at the end of the process the rest is done at once.
+none for a while; at the end of the process the rest is done at once.
 """
 
+from __future__ import annotations
+
+import _thread
 import atexit
-import collections
-import contextlib
 import os
-import threading
-from collections.abc import Callable
+
+from nsbox.light import TYPE_CHECKING, contextlib
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
 
 IDLE_S = 1.0
 LAST_S = 5.0  #: seconds that the end of the process waits for the last job
 
-_jobs: collections.deque[Callable[[], object]] = collections.deque()
-_wake = threading.Condition()
-_thread: threading.Thread | None = None
+_jobs: list[Callable[[], object]] = []
+_wake: threading.Condition | None = None  #: made when there is work for a thread
+_making = _thread.allocate_lock()
+_thread_now: threading.Thread | None = None
 _busy = False
-_ending = False  #: the interpreter ends: no thread can be started any more
+_at_once = False  #: no thread: the interpreter ends, or the caller has nothing to do meanwhile
+
+
+def at_once() -> None:
+    """From now on have jobs done where they come up: for a command that would only wait for the thread."""
+    global _at_once
+    _at_once = True
+
+
+def _condition() -> threading.Condition:
+    global _wake
+    import threading  # costs more than one sandbox's work
+
+    with _making:
+        _wake = _wake or threading.Condition()
+        return _wake
 
 
 def later(job: Callable[[], object]) -> None:
     """Have ``job`` called soon, by another thread. It may block for a bounded time; what it raises is dropped."""
-    global _thread
-    if _ending:
+    global _thread_now
+    if _at_once:
         with contextlib.suppress(Exception):
             job()
         return
-    with _wake:
+    import threading
+
+    wake = _condition()
+    with wake:
         _jobs.append(job)
-        if _thread is None:
-            _thread = threading.Thread(target=_work, name="nsbox-janitor", daemon=True)
-            _thread.start()
+        if _thread_now is None:
+            _thread_now = threading.Thread(target=_work, args=(wake,), name="nsbox-janitor", daemon=True)
+            _thread_now.start()
         else:
-            _wake.notify()
+            wake.notify()
 
 
-def _work() -> None:
-    global _thread, _busy
+def _work(wake: threading.Condition) -> None:
+    global _thread_now, _busy
     while True:
-        with _wake:
-            if not _jobs and not _wake.wait_for(lambda: bool(_jobs), IDLE_S):
-                _thread = None
+        with wake:
+            if not _jobs and not wake.wait_for(lambda: bool(_jobs), IDLE_S):
+                _thread_now = None
                 return
-            job = _jobs.popleft()
+            job = _jobs.pop(0)
             _busy = True
         with contextlib.suppress(Exception):
             job()
         del job  # what it stands for is not kept while there is nothing to do
-        with _wake:
+        with wake:
             _busy = False
-            _wake.notify_all()
+            wake.notify_all()
 
 
 def flush() -> None:
     """Do all that is waiting, now, and wait for what the thread is about: at exit it would be cut off in the middle."""
     while True:
         try:
-            job = _jobs.popleft()
+            job = _jobs.pop(0)
         except IndexError:
             break
         with contextlib.suppress(Exception):
             job()
-    with _wake:
-        _wake.wait_for(lambda: not _busy, LAST_S)
+    if _wake is not None:
+        with _wake:
+            _wake.wait_for(lambda: not _busy, LAST_S)
 
 
 def _after_fork() -> None:
     """The jobs are the parent's; so is the thread, which no forked child has."""
-    global _thread, _wake, _busy
+    global _thread_now, _wake, _busy, _making
     _jobs.clear()
-    _thread, _wake, _busy = None, threading.Condition(), False
+    _thread_now, _wake, _busy, _making = None, None, False, _thread.allocate_lock()
 
 
 def _at_exit() -> None:
-    global _ending
-    _ending = True
+    at_once()
     flush()
 
 

@@ -3,13 +3,12 @@
 Python-side work per launch stays under 200 µs: everything that depends on the Spec alone is in ``Prepared``.
 """
 
-import contextlib
+from __future__ import annotations
+
 import errno as _errno
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from nsbox import _native, copyin, probe, secrets
 from nsbox._native import ffi, lib
@@ -17,11 +16,16 @@ from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiti
 from nsbox.errors import HostError, SandboxUnavailable
 from nsbox.failures import failure, vanished
 from nsbox.handle import CommandHandle, Handle, id_ranges
+from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.plan.ops import IDMAP_RANGE
 from nsbox.prepared import Prepared, prepare
 from nsbox.resources import cgroup, scratch, subids
 from nsbox.resources.ids import FIRST, SIZE
 from nsbox.secrets import NOTHING_GIVEN, Given
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 __all__ = ["Argument", "CommandHandle", "Handle", "Prepared", "launch", "prepare", "start_command"]
 

@@ -1,12 +1,13 @@
 """A Spec made ready for this host and this caller: guarded, planned, compiled, kept for the next launch."""
 
-import functools
+from __future__ import annotations
+
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from nsbox import probe
 from nsbox.encode import Compiled, compile_plan
 from nsbox.errors import MountRefused, SpecError
+from nsbox.light import TYPE_CHECKING, NamedTuple, functools
 from nsbox.plan.compose import Cover, Plan, canonical, make_plan
 from nsbox.plan.filter import cached_filter
 from nsbox.probe import Host
@@ -26,9 +27,9 @@ class Prepared(NamedTuple):
     plan: Plan
     skeleton: str
     compiled: Compiled
-    policy: "NetPolicy | None" = None  #: for filtered egress
-    net: "NetPlan | None" = None
-    verdict: "Verdict | None" = None  #: what the guard said of the mounts
+    policy: NetPolicy | None = None  #: for filtered egress
+    net: NetPlan | None = None
+    verdict: Verdict | None = None  #: what the guard said of the mounts
 
 
 def _check_sources(plan: Plan) -> None:
@@ -48,7 +49,7 @@ def program_of(spec: Spec, plan: Plan) -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _prepare(spec: Spec, host: Host, where: tuple[str, ...], verdict: "Verdict | None") -> Prepared:
+def _prepare(spec: Spec, host: Host, where: tuple[str, ...], verdict: Verdict | None) -> Prepared:
     hierarchy = cgroup.discover(host.state)
     limits: tuple[cgroup.Limit, ...] = ("memory", "pids", "cpu", "io")
     policy = net = None
@@ -66,7 +67,7 @@ def _prepare(spec: Spec, host: Host, where: tuple[str, ...], verdict: "Verdict |
     return Prepared(spec, host, plan, root, compiled, policy, net, verdict)
 
 
-def _guard(spec: Spec, host: Host, binds: list[tuple[str, str, bool]]) -> "Verdict":
+def _guard(spec: Spec, host: Host, binds: list[tuple[str, str, bool]]) -> Verdict:
     """Ask the guard about every mount, each time: what lies in a directory changes. Raises SpecError for a refusal."""
     from nsbox import guard
 

@@ -3,12 +3,13 @@
 Only what a plan needs, and only what costs microseconds; ``nsbox doctor`` is the long form with attempts and remedies.
 """
 
+from __future__ import annotations
+
 import errno
-import functools
 import os
-from typing import NamedTuple
 
 from nsbox.errors import HostError, SandboxUnavailable
+from nsbox.light import NamedTuple, functools
 
 _CAP_CHOWN, _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 0, 6, 7, 21
 _NEEDED = 1 << _CAP_CHOWN | 1 << _CAP_SETGID | 1 << _CAP_SETUID | 1 << _CAP_SYS_ADMIN

@@ -7,11 +7,16 @@ replaces. Relative paths mean what they mean on the command line.
 Imported early, for ``profiles_dir``: so ``nsbox.spec`` and what else costs is imported where it is used.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Mapping
-from typing import Any
+from _collections_abc import Mapping
 
 from nsbox.errors import SpecError
+from nsbox.light import TYPE_CHECKING, re
+
+if TYPE_CHECKING:
+    from typing import Any
 
 #: The shipped profiles, the most restrictive first. The folder holds tables of other modules as well.
 NAMES = ("strict", "default", "permissive")
@@ -155,7 +160,6 @@ def _load(path: str, above: tuple[str, ...]) -> dict[str, Any]:
 
 def _line_of(path: str, key: str) -> str:
     """Where a key stands, for people; empty when it is written in an unusual way."""
-    import re
 
     for number, line in enumerate(text_of(path).splitlines(), 1):
         if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}\b", line):

@@ -1,15 +1,20 @@
 """What a run came to: the ``Result`` for Python and the same as JSON."""
 
+from __future__ import annotations
+
 import os
-import signal as _signal
 import time
 from itertools import pairwise
-from typing import Any
 
 from nsbox import inputs
 from nsbox.errors import CommandFailed, LimitExceeded, TimeoutExceeded
+from nsbox.light import TYPE_CHECKING
+from nsbox.light import signal as _signal
 from nsbox.secrets import describe
 from nsbox.supervise import Run
+
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA = 1
 REASONS = ("exited", "signaled", "timeout", "cpu_time", "memory", "pids", "disk", "output", "cancelled", "error")
@@ -77,7 +82,7 @@ class Result:
             return 137
         return self.exit_code if self.exit_code is not None else 128 + (self.signal or 0)
 
-    def check(self) -> "Result":
+    def check(self) -> Result:
         """Itself when ``ok``; else raises TimeoutExceeded, LimitExceeded or CommandFailed, as subprocess would."""
         if self.ok:
             return self

@@ -6,15 +6,19 @@ argument, a log entry or part of the report. The host side keeps a way to the ra
 time is over is emptied and removed there while the sandbox runs on.
 """
 
+from __future__ import annotations
+
 import os
-import re
 import struct
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from _collections_abc import Mapping
 
 from nsbox import units
 from nsbox.errors import SpecError
+from nsbox.light import TYPE_CHECKING, NamedTuple, re, threading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from typing import Any
 
 DIRECTORY = "/run/secrets"
 MAX_TOTAL = 60_000  #: bytes of all values together: what a pipe takes without a reader
@@ -23,7 +27,7 @@ MAX_FDS = 8  #: secrets that are descriptors: NSB_MAX_GIVE of native/nsbox.h
 FIRST_FD = 3  #: the number of the first of them
 DELIVER = ("file", "env", "fd")
 _HEAD = struct.Struct("=IIII")  # struct nsb_secret
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 
 class Secret(NamedTuple):
@@ -99,7 +103,7 @@ def parse(item: object) -> Secret:
 
 
 def _checked(item: Secret) -> Secret:
-    if not isinstance(item.name, str) or not _NAME.fullmatch(item.name):
+    if not isinstance(item.name, str) or not re.fullmatch(_NAME, item.name):
         raise SpecError(f"secret: {item.name!r} cannot be a file's name; use letters, digits, '_', '.' and '-'")
     if sum(source is not None for source in (item.value, item.env, item.file, item.call)) != 1:
         raise SpecError(f"secret {item.name}: give exactly one of value, env, file and call")
@@ -133,8 +137,8 @@ def parse_all(items: Iterable[object], *, env: bool = False, fd: bool = False) -
 class Given(NamedTuple):
     """What one command gets besides the files in /run/secrets."""
 
-    variables: Mapping[str, str] = {}  #: the secrets that are variables
-    numbers: Mapping[str, str] = {}  #: NAME_FD → the number of a descriptor
+    variables: Mapping[str, str] = {}  #: the secrets that are variables  # noqa: RUF012 - a NamedTuple
+    numbers: Mapping[str, str] = {}  #: NAME_FD → the number of a descriptor  # noqa: RUF012 - a NamedTuple
     pipes: tuple[tuple[Secret, bytes], ...] = ()  #: what each descriptor from FIRST_FD up holds
 
     def __repr__(self) -> str:
@@ -144,7 +148,7 @@ class Given(NamedTuple):
         """The variables that are no secret: ``base``, and the numbers of descriptors."""
         return {name: value for name, value in {**base, **self.numbers}.items() if name not in self.variables}
 
-    def without(self, names: Collection[str]) -> "Given":
+    def without(self, names: Collection[str]) -> Given:
         """The same less the secrets whose variables the caller has set otherwise."""
         return self._replace(variables={name: value for name, value in self.variables.items() if name not in names})
 

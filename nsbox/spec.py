@@ -4,17 +4,20 @@ A ``Spec`` says nothing about how; ``nsbox.plan`` turns it into operations for o
 system encoding with ``surrogateescape``, so that every byte a path can hold survives.
 """
 
-import functools
+from __future__ import annotations
+
 import os
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from _collections_abc import Iterable, Mapping
 
 from nsbox import secrets, units
 from nsbox.errors import SpecError
 from nsbox.frozen import frozen
+from nsbox.light import TYPE_CHECKING, functools, re
 from nsbox.secrets import Secret
 from nsbox.toml import toml
+
+if TYPE_CHECKING:
+    from typing import Any
 
 NETWORKS = ("none", "filtered", "host")
 NET_PATHS = ("auto", "veth", "gateway")
@@ -72,7 +75,7 @@ class Bind:
     target: str | None = None
 
     @classmethod
-    def parse(cls, name: str, value: object, default: str | None = None) -> "Bind":
+    def parse(cls, name: str, value: object, default: str | None = None) -> Bind:
         if isinstance(value, Bind):
             return value
         if isinstance(value, tuple | list) and len(value) == 2:
@@ -93,7 +96,7 @@ class Tmpfs:
     size: int | None = None
 
     @classmethod
-    def parse(cls, name: str, value: object) -> "Tmpfs":
+    def parse(cls, name: str, value: object) -> Tmpfs:
         if isinstance(value, Tmpfs):
             return value
         target, size = split_pair(name, value) if isinstance(value, str) else (value, None)
@@ -136,6 +139,13 @@ def _items(name: str, value: object) -> Iterable[object]:
     if not isinstance(value, Iterable):
         raise SpecError(f"{name}: wants a list, not {value!r}")
     return value
+
+
+def _is_word(text: str, more: str, most: int) -> bool:
+    """Whether it is 1 to ``most`` ASCII letters, digits and what ``more`` names; without ``re``, which has to be
+    imported and to compile."""
+    rest = text.translate(dict.fromkeys(map(ord, more)))
+    return 0 < len(text) <= most and text.isascii() and (not rest or rest.isalnum())
 
 
 def _environment(value: object) -> dict[str, str]:
@@ -263,11 +273,11 @@ class Spec:
             raise SpecError("net: 'host' gives the sandbox the host's whole network; say allow_host_net as well")
         if not isinstance(self.uid, int) or not 0 <= self.uid < 65534:
             raise SpecError(f"uid: must be a number from 0 to 65533, not {self.uid!r}")
-        if not isinstance(self.hostname, str) or not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62})", self.hostname):
+        if not isinstance(self.hostname, str) or not _is_word(self.hostname, "-.", 63) or self.hostname[0] in "-.":
             raise SpecError(
                 f"hostname: {self.hostname!r} is not a host name of at most 63 letters, digits, '.' and '-'"
             )
-        if not re.fullmatch(r"[a-z0-9_-]+", str(self.seccomp)):
+        if not _is_word(str(self.seccomp), "-_", 255) or str(self.seccomp) != str(self.seccomp).lower():
             raise SpecError(f"seccomp: {self.seccomp!r} is not the name of a policy")
         targets = [bind.target or bind.source for bind in (*self.ro, *self.rw)] + [t.target for t in self.tmpfs]
         if self.workspace:
@@ -321,12 +331,12 @@ class Spec:
         paths = [bind.source for bind in (*self.ro, *self.rw, *((self.workspace,) if self.workspace else ()))]
         return (*paths, *(path for path, none in ((self.root, "host"), (self.scratch, "tmpfs")) if path != none))
 
-    def replace(self, **changes: Any) -> "Spec":
+    def replace(self, **changes: Any) -> Spec:
         """A copy with some fields changed, checked anew."""
         _known(changes)
         return Spec(**{**{name: vars(self)[name] for name in _ORDER}, **changes})
 
-    def without_values(self) -> "Spec":
+    def without_values(self) -> Spec:
         """What a cache may keep: the same, less the values of secrets and the functions that make them."""
         if all(secret.value is None and secret.call is None for secret in self.secrets):
             return self
@@ -337,7 +347,7 @@ class Spec:
         return kept
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
+    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
         """A Spec from plain values, as ``to_dict`` or a profile file gives them; unknown keys are refused by name."""
         if "secrets" not in values and all(isinstance(value, str | int | float) for value in values.values()):
             # Most calls have few options, again and again the same; True and 1 are equal but not the same.
@@ -346,7 +356,7 @@ class Spec:
         return cls(**values)
 
     @classmethod
-    def from_profile(cls, name: str | os.PathLike[str], **changes: Any) -> "Spec":
+    def from_profile(cls, name: str | os.PathLike[str], **changes: Any) -> Spec:
         """A Spec from a shipped profile or a profile file, with some options changed; see ``nsbox.profiles``."""
         from nsbox import profiles
 

@@ -4,22 +4,24 @@ A run is over when init has said that nothing is left inside and both streams ar
 gone. A descendant that holds a stream cannot delay that: init kills everything once the payload has ended.
 """
 
-import contextlib
+from __future__ import annotations
+
 import errno
 import os
 import select
-import signal
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
 
 from nsbox._native import STAGES, ffi, lib
 from nsbox.enforce import Enforcer
 from nsbox.errors import CommandError, HostError, NsboxError
 from nsbox.failures import failure
 from nsbox.handle import Handle
+from nsbox.light import TYPE_CHECKING, contextlib, signal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
     from nsbox.masking import Masker
 
 CHUNK = 65536
@@ -34,7 +36,7 @@ class Stream:
     """One output stream, kept up to ``cap`` bytes; what comes after is read, counted and dropped."""
 
     def __init__(
-        self, cap: int | None, callback: Callable[[bytes], object] | None, masker: "Masker | None" = None
+        self, cap: int | None, callback: Callable[[bytes], object] | None, masker: Masker | None = None
     ) -> None:
         self._masker = masker
         self.chunks: list[bytes] = []
@@ -95,7 +97,7 @@ class Run:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         streams: bool = True,
-        tty: "bool | Callable[[int], object]" = False,
+        tty: bool | Callable[[int], object] = False,
     ) -> None:
         self.handle = handle
         self.started = False
@@ -132,7 +134,7 @@ class Run:
         """Whether the sandbox's side has told of the end of everything."""
         return self._ended
 
-    def interests(self) -> dict[int, tuple["Run", str, int]]:
+    def interests(self) -> dict[int, tuple[Run, str, int]]:
         """Descriptor → what to wait for on it."""
         h = self.handle
         wanted = [(h.pidfd, "pidfd", select.POLLIN)]

@@ -1,8 +1,7 @@
 """Sizes and durations as people write them: ``512M``, ``1.5G``, ``30s``, ``2m``, and the word ``unlimited``."""
 
-import re
-
 from nsbox.errors import SpecError
+from nsbox.light import re
 
 _SIZE = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _TIME = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}

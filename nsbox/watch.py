@@ -5,11 +5,15 @@ all of it. What is read is text of the kernel's, never of a process's; entries o
 which is no error.
 """
 
-import contextlib
+from __future__ import annotations
+
 import os
 import stat
-from collections.abc import Iterator
-from typing import NamedTuple
+
+from nsbox.light import TYPE_CHECKING, NamedTuple, contextlib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -1,17 +1,22 @@
 """(Spec, Host) → Plan: everything a launch will do, decided before anything is done. Pure: no file is looked at."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from nsbox.errors import HostError, SpecError
+from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.plan import landlock
 from nsbox.plan.limits import Controllers, LimitPlan, plan_limits, require
-from nsbox.plan.net import NetPlan
 from nsbox.plan.ops import DIRECTORY, IDMAP_OWNER, IDMAP_RANGE, READ_ONLY, RECURSIVE, SKELETON, Op
 from nsbox.probe import Host
 from nsbox.secrets import DIRECTORY as SECRETS
 from nsbox.spec import DEFAULT_PATH, Bind, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsbox.plan.net import NetPlan
 
 INODES_PER_MEBIBYTE = 256
 

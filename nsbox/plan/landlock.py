@@ -1,7 +1,11 @@
 """Landlock as one more layer: where the payload may write, and no signals or abstract sockets beyond its box."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from __future__ import annotations
+
+from nsbox.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # landlock(7). Later ABIs add rights; one asks only for what the kernel knows.
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8

@@ -4,12 +4,16 @@ A limit is at least watched unless the caller lets it go by name (``degrade``); 
 the kernel. What could not be had by the kernel comes with the reason and the remedy, so that nothing gets weaker in
 silence."""
 
-import math
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from __future__ import annotations
+
+from _collections_abc import Mapping
 
 from nsbox.errors import HostError
+from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.spec import Limits, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 #: limit → (whether the kernel can hold it here, by what or why not, what would mend that)
 Controllers = Mapping[str, tuple[bool, str, str]]
@@ -48,6 +52,10 @@ _WATCHED = {
 }
 
 
+def _ceil(value: float) -> int:
+    return -int(-value // 1)
+
+
 def _rlimits(limits: Limits, watch: Collection[str]) -> tuple[tuple[int, int, int], ...]:
     # Between two looks at a watched disk, one file alone cannot grow beyond the limit on all of them.
     sizes = [limits.file_size, limits.disk if "disk" in watch else None]
@@ -56,7 +64,7 @@ def _rlimits(limits: Limits, watch: Collection[str]) -> tuple[tuple[int, int, in
         (RLIMIT_NOFILE, limits.files),
         (RLIMIT_FSIZE, min((size for size in sizes if size is not None), default=None)),
         # One process alone cannot go far beyond the limit on all of them together, even if nobody watches.
-        (RLIMIT_CPU, None if limits.cpu_time is None else math.ceil(limits.cpu_time) + 1),
+        (RLIMIT_CPU, None if limits.cpu_time is None else _ceil(limits.cpu_time) + 1),
         (RLIMIT_NPROC, limits.pids + _INIT_AND_WATCHER if "pids" in watch and limits.pids else None),
     ]
     return tuple((number, value, value) for number, value in wanted if value is not None)
@@ -92,7 +100,7 @@ def plan_limits(spec: Spec, controllers: Controllers, processors: int) -> LimitP
             enforced[layer] = {"strength": "kernel", "how": how}
         else:
             if layer == "cpu":
-                pinned = min(math.ceil(value), processors)
+                pinned = min(_ceil(value), processors)
             watch.add({"cpu": "cpus"}.get(layer, layer))
             enforced[layer] = {"strength": "watched", "how": _WATCHED[layer].format(pinned=pinned)}
             if layer not in spec.degrade:

@@ -1,6 +1,8 @@
 """The small operations that a root file system is built of, as data. ``native/mounts.c`` plays them in order."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from nsbox.light import NamedTuple
 
 # The numbers are those of native/nsbox.h; tests/native compares them with what the compiled module says.
 KINDS = (

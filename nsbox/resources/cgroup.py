@@ -4,14 +4,16 @@ One face over cgroup v2 and v1, chosen for each controller by itself, so that hy
 an ordinary user needs: docs/cgroups.md.
 """
 
+from __future__ import annotations
+
 import atexit
 import itertools
 import os
 import select
-import threading
 import time
 
 from nsbox.errors import HostError
+from nsbox.light import threading
 from nsbox.resources import cgroup_v1 as v1
 from nsbox.resources import cgroup_v2 as v2
 from nsbox.resources.cgroup_find import Found, look, own_pids, remember, sweep_places
@@ -30,7 +32,7 @@ _number = itertools.count(1)
 class Cgroup:
     """The groups of one sandbox in all hierarchies that are used for it."""
 
-    def __init__(self, owner: "Hierarchy", wanted: Wanted, groups: list[Group]) -> None:
+    def __init__(self, owner: Hierarchy, wanted: Wanted, groups: list[Group]) -> None:
         self.wanted = wanted
         self.paths = tuple(group.path for group in groups)
         self._owner = owner

@@ -1,16 +1,20 @@
 """Where the caller can make cgroups, why not elsewhere and what mends that; and what dead callers left there."""
 
+from __future__ import annotations
+
 import fcntl
 import os
 import time
-from collections.abc import Iterable
-from typing import NamedTuple
 
+from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.resources import cgroup_fs as fs
 from nsbox.resources import cgroup_v1 as v1
 from nsbox.resources import cgroup_v2 as v2
 from nsbox.resources import owned
 from nsbox.resources.cgroup_nest import LIMITS, PARENT, V1_NAME, Limit, owner_is_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _SCOPE = "systemd-run --user --scope -p Delegate=yes"
 _DELEGATE_ALL = (
@@ -132,17 +136,20 @@ def sweep_places(state: str, found: Found) -> list[str]:
     """Remove what dead owners left in the places of ``found``, and in those of former sessions; a line for each."""
     bases = [place.base for place in found.v1] + ([found.v2.base] if found.v2 else [])
     lines: list[str] = []
+    known: dict[str, bool] = {}  # an owner has groups in each hierarchy, and is looked at once
     for parent in remember(state, [f"{base}/{PARENT}" for base in bases]):
         if parent.startswith(found.points) and os.path.basename(parent) == PARENT:
-            lines += _sweep_parent(parent)
+            lines += _sweep_parent(parent, known)
     return lines
 
 
-def _sweep_parent(parent: str) -> list[str]:
+def _sweep_parent(parent: str, known: dict[str, bool]) -> list[str]:
     try:
-        owners = sorted(name for name in os.listdir(parent) if owner_is_gone(name))
+        names = sorted(os.listdir(parent))
     except OSError:
         return []
+    known.update((name, owner_is_gone(name)) for name in names if name not in known)
+    owners = [name for name in names if known[name]]
     lines = []
     for owner in owners:
         path = f"{parent}/{owner}"
@@ -168,10 +175,12 @@ def _sweep_parent(parent: str) -> list[str]:
 
 def _remove_owner(fd: int, path: str) -> bool:
     deadline = time.monotonic() + _SWEEP_S
-    for name in os.listdir(fd):
+    with os.scandir(fd) as entries:
+        groups = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in groups:
         try:
             group = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=fd)
-        except OSError:  # a control file
+        except OSError:  # somebody else was faster
             continue
         try:
             _end(group, deadline)

@@ -3,11 +3,13 @@
 Everything goes by directory descriptor: a launch must not walk paths, and a descriptor cannot be renamed away.
 """
 
+from __future__ import annotations
+
 import errno
 import os
-import signal
 import time
-from typing import NamedTuple
+
+from nsbox.light import NamedTuple, signal
 
 DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
 

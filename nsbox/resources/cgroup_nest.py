@@ -1,25 +1,32 @@
 """A group in one hierarchy: what is wanted of it, where it is made, and the mark of the process that owns it."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os
-import threading
-from collections.abc import Callable
-from typing import Literal, NamedTuple
 
 from nsbox.errors import HostError
+from nsbox.light import TYPE_CHECKING, NamedTuple, functools, threading
 from nsbox.resources import cgroup_fs as fs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
 
 PARENT = "nsbox"  #: the one group of ours in a hierarchy; everything else of ours is below it
 V1_NAME = {"io": "blkio"}  #: controllers that were called otherwise
-LIMITS: tuple["Limit", ...] = ("memory", "pids", "cpu", "io")
+LIMITS: tuple[Limit, ...] = ("memory", "pids", "cpu", "io")
 COUNTERS = (
     *("memory_peak_bytes", "memory_failcnt", "oom_kills", "pids_peak", "pids_events"),
     *("cpu_usage_us", "cpu_user_us", "cpu_system_us", "cpu_throttled_count", "cpu_throttled_us"),
     *("io_read_bytes", "io_write_bytes", "pressure_cpu_us", "pressure_io_us", "pressure_memory_us"),
 )
 
-Limit = Literal["memory", "pids", "cpu", "io"]
+if TYPE_CHECKING:
+    Limit = Literal["memory", "pids", "cpu", "io"]
+else:
+    Limit = str
 
 
 class IoMax(NamedTuple):
@@ -55,7 +62,12 @@ def start_time(pid: int | str) -> str:
 
 def owner_name() -> str:
     """The mark of this process: its pid and start time, which together are never reused."""
-    return f"{os.getpid()}-{start_time('self')}"
+    return _owner_name(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _owner_name(pid: int) -> str:
+    return f"{pid}-{start_time('self')}"
 
 
 def owner_is_gone(name: str) -> bool:

@@ -4,15 +4,19 @@ A process cannot be born in a v1 group that another chose. It writes "0" to ``ta
 thread that moves itself needs none of the locks that make moving another process take milliseconds.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from nsbox.errors import HostError
+from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.resources import cgroup_fs as fs
 from nsbox.resources.cgroup_nest import BaseGroup, Nest, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PERIOD_US = 100_000
 _UNLIMITED = -1

@@ -5,17 +5,21 @@ internal processes", cgroups(7)). So the base is the root of the host's tree, a 
 controllers already, or the caller's own group once the caller has moved itself out of it into a leaf.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import time
-from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from nsbox.errors import HostError
+from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.resources import cgroup_fs as fs
 from nsbox.resources.cgroup_nest import BaseGroup, Wanted
 from nsbox.resources.cgroup_nest import Nest as BaseNest
 from nsbox.resources.cgroup_v1 import PERIOD_US, quota_us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 LEAF = "nsbox-self"  #: where the caller moves itself when it was the only one in its delegated group
 _USED = frozenset(("cpu", "io", "memory", "pids"))

@@ -5,11 +5,13 @@ locking one byte of a file: an open file description lock is gone when its holde
 to be cleaned up, and taking one costs a single fcntl(2).
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
-import threading
 
 from nsbox.errors import HostError
+from nsbox.light import threading
 from nsbox.resources import ofd
 
 FIRST, SIZE, SLOTS = 0x70000000, 65536, 4095

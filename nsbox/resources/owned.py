@@ -5,12 +5,17 @@ tells a sweep in another pid namespace, which cannot look the pid up, that the o
 however the owner ends.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable
 
+from nsbox.light import TYPE_CHECKING
 from nsbox.resources.cgroup_nest import owner_is_gone, owner_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

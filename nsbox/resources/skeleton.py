@@ -5,18 +5,20 @@ lowest layer of an overlay, nothing is ever written to it. Nothing of the host g
 and of that only files that every user of the host may read.
 """
 
-import contextlib
+from __future__ import annotations
+
 import errno
 import fcntl
 import os
-import re
 import stat
-import threading
 import time
-from collections.abc import Iterator
 
+from nsbox.light import TYPE_CHECKING, contextlib, threading
 from nsbox.plan.compose import SkeletonSpec
 from nsbox.resources import ofd, owned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VERSION = 5
 MAX_FILE = 4 << 20
@@ -45,7 +47,8 @@ HOST_ETC = (
         "magic.mime",
     ),
 )
-HOST_ETC_PATTERN = re.compile(r"(python3\.\d+|java-\d+-openjdk|ImageMagick-\d+)")
+#: what is before and behind a number in others of the same kind
+HOST_ETC_NUMBERED = (("python3.", ""), ("java-", "-openjdk"), ("ImageMagick-", ""))
 
 _NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n"
@@ -97,7 +100,16 @@ def _host_entries() -> list[str]:
         present = sorted(os.listdir("/etc"))
     except OSError:
         present = []
-    return [*HOST_ETC, *(name for name in present if HOST_ETC_PATTERN.fullmatch(name) and name not in HOST_ETC)]
+    return [*HOST_ETC, *(name for name in present if _is_numbered(name) and name not in HOST_ETC)]
+
+
+def _is_numbered(name: str) -> bool:
+    numbers = [
+        name.removeprefix(begin).removesuffix(end)
+        for begin, end in HOST_ETC_NUMBERED
+        if name.startswith(begin) and name.endswith(end)
+    ]
+    return any(number.isascii() and number.isdigit() for number in numbers)
 
 
 def _digest(spec: SkeletonSpec, texts: dict[str, str], entries: list[str]) -> str:

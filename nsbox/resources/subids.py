@@ -4,11 +4,12 @@ Only these set-uid programs may map more than the own id, and only ranges that /
 the caller. The caller itself stays the payload's id inside; the range fills the ids around it.
 """
 
+from __future__ import annotations
+
 import os
-import pwd
-from typing import NamedTuple
 
 from nsbox.errors import HostError
+from nsbox.light import NamedTuple
 
 WANTED = 65536
 _PROGRAMS = {"uid": "newuidmap", "gid": "newgidmap"}
@@ -35,6 +36,8 @@ def parse(text: str, names: tuple[str, ...]) -> Range | None:
 def ranges(uid: int) -> tuple[Range, Range]:
     """The caller's subordinate uid and gid ranges. Raises HostError, with the remedy, where there are none."""
     try:
+        import pwd
+
         names: tuple[str, ...] = (pwd.getpwuid(uid).pw_name, str(uid))
     except KeyError:
         names = (str(uid),)

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
-    "errors | frozen | units toml | secrets | spec profiles | places trust masking | guard | change | "
+    "errors light | frozen | units toml | secrets | spec profiles | places trust masking | guard | change | "
     "_native | probe | plan | encode | resources | doctor | janitor watch | prepared | tree | layers | failures | "
     "handle | copyin | launch | enforce | supervise ports | contents copying budget | snapshot snapshot_tar | "
     "diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | ahead | "
@@ -26,7 +26,7 @@ ORDER = (
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
 # These decide and describe; they leave the doing to others.
-PURE = {"errors", "frozen", "units", "spec", "profiles", "plan"}
+PURE = {"errors", "light", "frozen", "units", "spec", "profiles", "plan"}
 # nsbox._profiles holds data; nsbox._native_ffi is the compiled module.
 DATA_PACKAGES = {"_profiles"}
 COMPILED = "_native_ffi"
