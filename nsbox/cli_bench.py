@@ -1,10 +1,9 @@
 """``nsbox bench``: what isolation costs on this host."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsbox.bench import NAMES, USUAL
+from nsbox.bench import NAMES, USUAL, named
 from nsbox.cli_options import suggestion
 from nsbox.errors import NsboxError, SpecError
 
@@ -21,9 +20,7 @@ def chosen(words: Sequence[str]) -> "list[Benchmark]":
     for word in words:
         if word not in NAMES:
             raise SpecError(f"bench: {word!r} is no benchmark{suggestion(word, NAMES)}; there are {', '.join(NAMES)}")
-    names = [name for name in NAMES if name in (words or USUAL)]
-    found: list[Benchmark] = [importlib.import_module(f"nsbox.bench.{name}").BENCHMARK for name in names]
-    return found
+    return [named(name) for name in NAMES if name in (words or USUAL)]
 
 
 def show(values: Mapping[str, Any], words: Sequence[str], write: Any) -> int:

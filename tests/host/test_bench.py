@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,16 @@ def test_pools_are_measured_full_and_without_a_pause() -> None:
     assert facts["sustained"]["Pool: /bin/true"]["per_s"] > 0
     assert facts["sustained"]["os.fork and wait"]["per_s"] > 0
     assert frame.words(pools.BENCHMARK, _report(pools.BENCHMARK, facts))
+
+
+def test_a_run_of_the_command_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; before = set(sys.modules); from nsbox import cli; status = cli.call(['run', '--', 'true']);"
+        "print(status, *sorted(set(sys.modules) - before))"
+    )
+    lines = f"import sys; sys.path[:0] = {sys.path!r}; {code}"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", lines], capture_output=True, text=True, check=True)
+    status, *found = done.stdout.split()
+    assert status == "0"
+    heavy = {"typing", "contextlib", "functools", "collections", "enum", "re", "socket", "threading", "random"}
+    assert not heavy & set(found)

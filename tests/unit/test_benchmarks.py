@@ -27,7 +27,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import neighbours  # noqa: E402
 import network  # noqa: E402
+import tables  # noqa: E402
 
+PROGRAMS = sorted(path for path in BENCHMARKS.glob("*.py") if path.name != "tables.py")
 EVERY = [
     module.BENCHMARK for module in (layers, start, runtime, throughput, memory, program, pools, network, neighbours)
 ]
@@ -140,7 +142,7 @@ def test_a_program_refuses_what_makes_no_sense(benchmark: frame.Benchmark, word:
 
 
 def test_every_program_tells_its_options() -> None:
-    for path in sorted(BENCHMARKS.glob("*.py")):
+    for path in PROGRAMS:
         environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         shown = subprocess.run([sys.executable, path, "--help"], env=environment, capture_output=True, text=True)
         assert shown.returncode == 0, shown.stderr
@@ -150,7 +152,7 @@ def test_every_program_tells_its_options() -> None:
 def test_all_runs_every_program() -> None:
     text = (BENCHMARKS / "all.sh").read_text()
     named = next(line for line in text.splitlines() if line.startswith("for name in")).removesuffix("; do").split()[3:]
-    assert sorted(named) == sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+    assert sorted(named) == sorted(path.stem for path in PROGRAMS)
     assert set(NAMES) <= set(named)
     assert os.access(BENCHMARKS / "all.sh", os.X_OK)
 
@@ -332,3 +334,11 @@ def test_stored_results_are_of_these_programs() -> None:
         assert frame.words(benchmark, report)
         for drawn in benchmark.plots(report).values():
             ElementTree.fromstring(drawn)
+
+
+def test_the_page_of_results_holds_all_of_them() -> None:
+    text = tables.page(BENCHMARKS / "results")
+    assert list(tables.benchmarks()) == [benchmark.name for benchmark in EVERY]
+    for path in stored():
+        assert f"]({path.name})" in text
+    assert (BENCHMARKS / "results" / "README.md").read_text() == text, "run: python benchmarks/tables.py"
