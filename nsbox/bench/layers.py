@@ -199,7 +199,7 @@ def plots(report: dict[str, Any]) -> dict[str, str]:
     return {
         "layers": svg.bars(
             "One layer added at a time",
-            "µs, each row with one layer more; bar: median, line: to p95",
+            "µs, each row with one layer more; bar and number: median, line: to p95",
             bars,
             mark="nsbox.run",
         )

@@ -187,7 +187,9 @@ def plots(report: dict[str, Any]) -> dict[str, str]:
     rows = [(KINDS[kind], row["ratio"], row["ratio_high"]) for kind, row in report["results"].items()]
     title = "The same work inside, as a multiple of outside"
     return {
-        "runtime": svg.bars(title, "1 is the same; bar: ratio of medians, line: to the end of its 95 % interval", rows)
+        "runtime": svg.bars(
+            title, "1 is the same; bar and number: ratio of medians, line: to the end of its 95 % interval", rows
+        )
     }
 
 

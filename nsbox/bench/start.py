@@ -172,7 +172,7 @@ def plots(report: dict[str, Any]) -> dict[str, str]:
             steps,
         ),
         "start-peers": svg.bars(
-            "/bin/true, started and waited for", "µs; bar: median, line: to p95", bars, mark="nsbox"
+            "/bin/true, started and waited for", "µs; bar and number: median, line: to p95", bars, mark="nsbox"
         ),
     }
 

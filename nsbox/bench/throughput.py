@@ -81,17 +81,21 @@ def run(settings: dict[str, Any]) -> Found:
     return {"rows": rows}, times["posix_spawn", 1]
 
 
+def _label(row: dict[str, Any]) -> str:
+    return f"{row['subject']}, {row['workers']} worker{'s' if row['workers'] > 1 else ''}"
+
+
 def text(report: dict[str, Any]) -> list[str]:
     rows = []
     for row in report["rows"]:
         share = [f"{row['of_bare']:.0%}", f"{row['of_bare_low']:.0%} to {row['of_bare_high']:.0%}"]
         times = [f"{row['p50_us']:.0f}", f"{row['p95_us']:.0f}"]
-        rows.append([f"{row['subject']}, {row['workers']} workers", f"{row['per_s']:.0f}", *times, *share])
+        rows.append([_label(row), f"{row['per_s']:.0f}", *times, *share])
     return [table([f"{TRUE} by", "a second", "p50 µs", "p95 µs", "of bare", "95 % interval"], rows)]
 
 
 def plots(report: dict[str, Any]) -> dict[str, str]:
-    rows = [(f"{row['subject']}, {row['workers']} workers", row["per_s"], row["per_s"]) for row in report["rows"]]
+    rows = [(_label(row), row["per_s"], row["per_s"]) for row in report["rows"]]
     return {"throughput": svg.bars("Starts a second", "sustained, cold; medians", rows, mark="nsbox")}
 
 
