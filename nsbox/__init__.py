@@ -14,19 +14,28 @@ if TYPE_CHECKING:
     from nsbox.aio import arun as arun
     from nsbox.aio_pool import AsyncPool as AsyncPool
     from nsbox.api import run as run
+    from nsbox.binds import Bind as Bind
+    from nsbox.binds import Tmpfs as Tmpfs
     from nsbox.box import Sandbox as Sandbox
     from nsbox.pool import Pool as Pool
     from nsbox.report import Result as Result
     from nsbox.secrets import Secret as Secret
-    from nsbox.spec import Bind as Bind
     from nsbox.spec import Spec as Spec
-    from nsbox.spec import Tmpfs as Tmpfs
 
 __version__ = "0.1.0"
-_HOME = {"run": "api", "Sandbox": "box", "Result": "report", "Secret": "secrets"} | dict.fromkeys(
-    ("Bind", "Spec", "Tmpfs"), "spec"
-)
-_HOME |= {"AsyncSandbox": "aio", "arun": "aio", "AsyncPool": "aio_pool", "Pool": "pool"}
+_HOME = {
+    "AsyncPool": "aio_pool",
+    "AsyncSandbox": "aio",
+    "Bind": "binds",
+    "Pool": "pool",
+    "Result": "report",
+    "Sandbox": "box",
+    "Secret": "secrets",
+    "Spec": "spec",
+    "Tmpfs": "binds",
+    "arun": "aio",
+    "run": "api",
+}
 __all__ = [
     "AsyncPool",
     "AsyncSandbox",

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsbox import profiles, python_env
+from nsbox.binds import Bind
 from nsbox.cli_options import PYTHON
 from nsbox.cli_run import run, spec_of
 from nsbox.errors import SpecError
-from nsbox.spec import Bind, Spec
+from nsbox.spec import Spec
 
 
 def run_python(values: Mapping[str, Any], words: Sequence[str]) -> int:

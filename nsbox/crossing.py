@@ -121,7 +121,7 @@ class Crossing:
         finally:
             os.close(upper)
 
-    def take_out(self, handle: Handle, found: "ChangeSet", result: Result) -> None:
+    def take_out(self, handle: Handle, found: ChangeSet, result: Result) -> None:
         """Export and apply, as the Spec says; ``result.boundary`` then tells what crossed and what was held back, also
         when it raises in between."""
         from nsbox import transfer
@@ -184,7 +184,7 @@ class Crossing:
             self._tell(self.record, result, lambda record: record.end(result.reason, lifetime, **ended))
             self._tell(self.record, result, lambda record: self._covered())
 
-    def _tell(self, record: "Record", result: Result, events: "Callable[[Record], None]") -> None:
+    def _tell(self, record: Record, result: Result, events: Callable[[Record], None]) -> None:
         """Once something may have been taken out. LogError says what was."""
         from nsbox.boundary import LogError
 
@@ -253,7 +253,7 @@ def workspace_of(handle: Handle) -> str:
     return next(item.path for item in handle.prepared.plan.sources if item.option == "workspace")
 
 
-def _tell_outputs(record: "Record", result: Result) -> None:
+def _tell_outputs(record: Record, result: Result) -> None:
     for entry in result.boundary["outputs"]:
         fields = dict(entry)
         record.output(fields, fields.pop("action", "seen"), fields.pop("why", None))

@@ -108,7 +108,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _place(name: str, item: object) -> str:
-    from nsbox.spec import Bind, Tmpfs
+    from nsbox.binds import Bind, Tmpfs
 
     try:
         if name == "tmpfs":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nsbox._native import lib
-from nsbox.spec import path_text
+from nsbox.binds import path_text
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10  # openat2(2)
 O_PATH = os.O_PATH

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from nsbox.binds import Bind
 from nsbox.errors import HostError, SpecError
 from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.plan import landlock
@@ -11,7 +12,7 @@ from nsbox.plan.limits import Controllers, LimitPlan, plan_limits, require
 from nsbox.plan.ops import DIRECTORY, IDMAP_OWNER, IDMAP_RANGE, READ_ONLY, RECURSIVE, SKELETON, Op
 from nsbox.probe import Host
 from nsbox.secrets import DIRECTORY as SECRETS
-from nsbox.spec import DEFAULT_PATH, Bind, Spec
+from nsbox.spec import DEFAULT_PATH, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

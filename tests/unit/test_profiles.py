@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nsbox import profiles
+from nsbox.binds import Bind, Tmpfs
 from nsbox.errors import SpecError
-from nsbox.spec import FIELDS, Bind, Spec, Tmpfs
+from nsbox.spec import FIELDS, Spec
 
 LIMITS = ("memory", "cpus", "pids", "disk", "files", "file_size", "timeout", "cpu_time", "output")
 # Tables of other modules in the same folder.

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
-    "errors light | frozen | units toml | secrets | spec profiles | places trust masking | guard | change | "
+    "errors light | frozen | units toml | binds | secrets | spec profiles | places trust masking | guard | change | "
     "_native | probe | plan | encode | resources | doctor | janitor watch | prepared | tree | layers | failures | "
     "handle | copyin | launch | enforce | supervise ports | contents copying budget | snapshot snapshot_tar | "
     "diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | ahead | "

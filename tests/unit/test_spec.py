@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsbox.binds import Bind, Tmpfs, split_pair, target_text
 from nsbox.errors import NsboxError, SpecError
-from nsbox.spec import FIELDS, LAYERS, Bind, Limits, Spec, Tmpfs, split_pair, target_text
+from nsbox.spec import FIELDS, LAYERS, Limits, Spec
 
 
 def test_every_limit_has_a_default_that_is_on() -> None:
