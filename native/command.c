@@ -96,7 +96,7 @@ static long take_variables(const struct command *c)
     if (c->variables < 0)
         return 0;
     long n, at = NSB_CALL(__NR_mmap, 0, VARIABLES_ROOM, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at < 0 && at > -4096)
+    if (nsb_failed(at))
         return at;
     NSB_CALL(__NR_mlock, at, VARIABLES_ROOM);
     while ((n = NSB_CALL(__NR_read, c->variables, at + size, VARIABLES_ROOM - size)) > 0)
@@ -263,7 +263,7 @@ void start_command(struct watcher *w)
     if (c->is->flags & NSB_TTY && (master = open_terminal(c->is->detail, &slave)) < 0)
         refuse(w, NSB_MSG_FAILED, master, 0);
     long secret = take_variables(c);
-    if (secret < 0 && secret > -4096)
+    if (nsb_failed(secret))
         refuse(w, NSB_MSG_FAILED, secret, 0);
     char **argv = (char **)(void *)(c->base + c->is->pointers), **envp = argv + c->is->argc + 1;
     fill_pointers(argv, c->base + c->is->argv, c->is->argc);
@@ -389,7 +389,7 @@ static long map_command(struct command *c, int blob, uint64_t size)
     if (size < sizeof *c->is || size > NSB_MAX_BLOB)
         return -EPROTO;
     long at = NSB_CALL(__NR_mmap, 0, size, PROT_READ_WRITE, MAP_PRIVATE, blob, 0);
-    if (at < 0 && at > -4096)
+    if (nsb_failed(at))
         return at;
     c->base = (char *)at;
     c->is = (struct nsb_command *)at;

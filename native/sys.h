@@ -65,6 +65,8 @@ static inline void nsb_close_fd(int *fd)
 }
 #define OWNED_FD __attribute__((cleanup(nsb_close_fd))) int
 
+/* Whether what should be an address is -errno. */
+static inline int nsb_failed(long address) { return (unsigned long)address > -4096ul; }
 static inline long nsb_close(int fd) { return NSB_CALL(__NR_close, fd); }
 static inline NORETURN void nsb_exit(int code)
 {

@@ -245,7 +245,7 @@ static void serve(struct zygote *z, const struct nsb_request *request, const int
     if (request->magic != NSB_MAGIC || request->layout != NSB_LAYOUT || request->size > NSB_MAX_BLOB || n < 2)
         return report(control, NSB_MSG_FAILED, &why, 0);
     long at = NSB_CALL(__NR_mmap, 0, request->size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
-    if ((unsigned long)at > -4096ul) {
+    if (nsb_failed(at)) {
         why.err = (int)at;
         return report(control, NSB_MSG_FAILED, &why, 0);
     }

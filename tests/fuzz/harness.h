@@ -65,7 +65,7 @@ static struct packet next_step(void)
         return (struct packet){0};
     const struct step step = input.steps[input.next++];
     input.msg = (struct nsb_msg){.type = step.type, .err = step.err, .op = step.n_fds & 1};
-    if (step.type == NSB_MSG_RUN && step.err == 0)
+    if ((step.type == NSB_MSG_RUN || step.type == NSB_MSG_START) && step.err == 0)
         input.msg.err = (int)input.blob_size;
     return (struct packet){&input.msg, step.size ? step.size : sizeof input.msg, step.n_fds, input.blob, input.blob_size};
 }

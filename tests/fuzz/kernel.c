@@ -37,7 +37,7 @@ static struct {
     unsigned calls;
     unsigned char open[MOST_FDS];
     int watched, n_watched;   /* the socket of requests, and how many descriptors were open when it was last asked */
-    void *mapped;
+    void *mapped[4];
     struct packet packet;     /* the last that was received: its blob is what gets mapped */
     void (*thread)(void *);
     void *argument;
@@ -184,27 +184,32 @@ static long sent(const struct message *msg)
 }
 
 /* Exactly as long as was asked for, where a real mapping ends with its page: the sanitizer sees the first byte too many. */
-static long mapped(size_t size)
+static long mapped(size_t size, long flags)
 {
     long ret = size ? fails_or(0) : -EINVAL_;
     if (ret < 0)
         return ret;
-    if (kernel.mapped)
-        wrong("a second mapping", 0);
-    kernel.mapped = calloc(1, size);
-    size_t n = kernel.packet.blob_size < size ? kernel.packet.blob_size : size;
-    if (n)
-        memcpy(kernel.mapped, kernel.packet.blob, n);
-    return (long)kernel.mapped;
+    for (unsigned i = 0; i < sizeof kernel.mapped / sizeof *kernel.mapped; i++) {
+        if (kernel.mapped[i])
+            continue;
+        kernel.mapped[i] = calloc(1, size);
+        size_t n = kernel.packet.blob_size < size ? kernel.packet.blob_size : size;
+        if (n && !(flags & 0x20 /* MAP_ANONYMOUS */))
+            memcpy(kernel.mapped[i], kernel.packet.blob, n);
+        return (long)kernel.mapped[i];
+    }
+    wrong("mappings are left", 0);
 }
 
 static long unmapped(void *at)
 {
-    if (at != kernel.mapped)
-        wrong("what is unmapped is not what was mapped", 0);
-    free(kernel.mapped);
-    kernel.mapped = NULL;
-    return 0;
+    for (unsigned i = 0; i < sizeof kernel.mapped / sizeof *kernel.mapped; i++)
+        if (kernel.mapped[i] == at) {
+            free(at);
+            kernel.mapped[i] = NULL;
+            return 0;
+        }
+    wrong("what is unmapped was not mapped", 0);
 }
 
 /* The parent's kernel is watched for what stays open; the child keeps what it likes, for its exec or exit closes all. */
@@ -298,7 +303,7 @@ static long answer(long n, long a, long b, long c, long d, long e)
     switch (n) {
     case __NR_recvmsg: return received((int)a, (struct message *)b);
     case __NR_sendmsg: return sent((const struct message *)b);
-    case __NR_mmap: return mapped((size_t)b);
+    case __NR_mmap: return mapped((size_t)b, d);
     case __NR_munmap: return unmapped((void *)a);
     case __NR_close: return closed(a);
     case __NR_close_range:
@@ -363,6 +368,7 @@ static long answer(long n, long a, long b, long c, long d, long e)
     case __NR_openat2:
     case __NR_open_tree: text(b); return opened();
     case __NR_fsopen: text(a); return opened();
+    case __NR_fcntl:
     case __NR_socket:
     case __NR_fsmount:
     case __NR_signalfd4: return opened();
@@ -385,7 +391,7 @@ static long answer(long n, long a, long b, long c, long d, long e)
         if (a == 0)
             wrong("a signal for the whole process group", b);
         return 0;
-    case __NR_rt_sigaction: case __NR_rt_sigprocmask: case __NR_keyctl: return 0;
+    case __NR_mlock: case __NR_rt_sigaction: case __NR_rt_sigprocmask: case __NR_keyctl: return 0;
     default: wrong("a system call that kernel.c does not know", n);
     }
 }
@@ -426,6 +432,6 @@ void kernel_run(const uint8_t *bytes, size_t size, int watched, struct packet (*
     kernel.leave = &kernel.ended;
     if (setjmp(kernel.ended) == 0)
         program();
-    free(kernel.mapped);
-    kernel.mapped = NULL;
+    for (unsigned i = 0; i < sizeof kernel.mapped / sizeof *kernel.mapped; i++)
+        free(kernel.mapped[i]);
 }

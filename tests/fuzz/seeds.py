@@ -30,15 +30,18 @@ def commands() -> Iterator[tuple[bytes, int]]:
     yield command_blob(command(["/bin/true"], {}, "", lib.NSB_STDIN | lib.NSB_KEEP)), 4
     yield command_blob(command(["vi"], env, "/", lib.NSB_TTY)._replace(detail=24 << 16 | 80)), 3
     yield command_blob(command(["-"], {}, "/", lib.NSB_CONNECT)._replace(detail=8080)), 3
-    yield command_blob(command(["ls"], env, "/", lib.NSB_STDIN, lib.NSB_MAX_JOIN)), 4 + lib.NSB_MAX_JOIN
+    most = command(["ls"], env, "/", lib.NSB_STDIN)._replace(n_join=lib.NSB_MAX_JOIN, n_give=lib.NSB_MAX_GIVE)
+    yield command_blob(most), 4 + lib.NSB_MAX_JOIN + lib.NSB_MAX_GIVE
+    yield command_blob(command(["ls"], env, "/")._replace(n_variables=2, n_give=1)), 5
 
 
 def control() -> Iterator[bytes]:
     """What init is told: a command, and then other things."""
     signals = [(lib.NSB_MSG_SIGNAL, 0, 0, 15), (lib.NSB_MSG_SIGNAL, 1, 0, 2), (lib.NSB_MSG_KILL, 0, 0, 0), GO]
     for blob, count in commands():
-        for script in (b"", b"\0\1", b"\0\0\0\0\0\0\0\0\1\1", bytes(range(40))):
+        for script in (b"", b"\0\1", b"\0\0\0\0\0\0\0\0\1\1", bytes(range(40)), bytes(8) + b"\x08A=1\0B=2\0"):
             yield harnessed(script, [(lib.NSB_MSG_RUN, count + 1, 0, 0), *signals, (lib.NSB_MSG_KILL, 0, 9, 0)], blob)
+            yield harnessed(script, [(lib.NSB_MSG_START, count - 2, 0, 0), *signals], blob)
 
 
 def specs() -> Iterator[Spec]:
@@ -79,10 +82,10 @@ TARGETS = {"launch": launches, "control": control, "receive": received}
 
 def write(target: str, directory: Path) -> int:
     """Write the inputs of a target into a directory; how many there are."""
-    count = 0
-    for count, data in enumerate(TARGETS[target](), 1):
-        (directory / f"seed-{count:03}").write_bytes(data)
-    return count
+    inputs = [*TARGETS[target]()]
+    for number, data in enumerate(inputs):
+        (directory / f"seed-{number:03}").write_bytes(data)
+    return len(inputs)
 
 
 if __name__ == "__main__":
