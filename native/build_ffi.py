@@ -1,8 +1,9 @@
 """Builds the C of nsbox: a static helper, and the cffi module that carries it.
 
-The helper (zygote and init in one freestanding binary) is linked first and then laid as a byte array into the source of
-the cffi module `nsbox._native_ffi`; seam.c of that module starts it from a sealed memfd. Both C and Python read the
-declarations between the marks `cdef:begin` and `cdef:end` of the headers, so that there is one text to keep right.
+The helper (zygote and init in one freestanding binary) and the shared object of join.c are linked first and then laid
+as byte arrays into the source of the cffi module `nsbox._native_ffi`; seam.c of that module hands them out as sealed
+memfds. Both C and Python read the declarations between the marks `cdef:begin` and `cdef:end` of the headers, so that
+there is one text to keep right.
 
     setup.py                                             names `ffibuilder`
     python native/build_ffi.py --helper OUT [--cc CC]    builds the helper alone (linters, cross compilers)
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from cffi import FFI
 
 NATIVE = Path(__file__).resolve().parent
-SEAM = ("seam.c", "floor.c")  #: of the module; every other C file is of the helper
+SEAM = ("seam.c", "floor.c")  #: of the module; every other C file but join.c is of the helper
+# A shared object of its own, with what it needs of the helper; see its first lines.
+JOIN = "join.c"
+JOIN_SOURCES = (JOIN, "command.c", "privileges.c", "util.c")
 CDEF_HEADERS = ("nsbox.h", "seam.h")
 SANITIZE = os.environ.get("NSBOX_SANITIZE") == "1"
 
@@ -52,6 +56,12 @@ STACK_GUARDS = (
 HELPER_LDFLAGS = [
     *("-static", "-nostdlib", "-nostartfiles", "-s"),
     *("-Wl,-z,noexecstack", "-Wl,-z,norelro", "-Wl,-z,noseparate-code", "-Wl,--build-id=none", "-Wl,--gc-sections"),
+]
+# In a process with a C library the place where the helper keeps its guard may be a variable of somebody's.
+JOIN_CFLAGS = ["-fPIC", "-fvisibility=hidden", "-fno-stack-protector"]
+JOIN_LDFLAGS = [
+    *("-shared", "-nostdlib", "-nostartfiles", "-s", "-Wl,-z,noexecstack", "-Wl,-z,relro,-z,now"),
+    *("-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-Bsymbolic"),
 ]
 SEAM_CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden"]
 HARDEN_CFLAGS = [
@@ -106,30 +116,40 @@ def helper_cflags(cc: list[str]) -> list[str]:
 
 
 def build_helper(out: Path, cc: list[str] | None = None, werror: bool = False) -> None:
-    """Compile and link every C file but the module's own into the static helper `out`.
+    """Compile and link every C file but the module's own and join.c into the static helper `out`. Raises SystemExit."""
+    sources = [path.name for path in NATIVE.glob("*.c") if path.name not in (*SEAM, JOIN)]
+    _link("the helper", sources, [], HELPER_LDFLAGS, out, cc, werror)
 
-    Raises SystemExit with the compiler's own words if it fails: setuptools would show a traceback instead.
-    """
+
+def build_join(out: Path, cc: list[str] | None = None, werror: bool = False) -> None:
+    """Compile and link the shared object `out` that a template interpreter loads. Raises SystemExit."""
+    _link("the shared object", list(JOIN_SOURCES), JOIN_CFLAGS, JOIN_LDFLAGS, out, cc, werror)
+
+
+def _link(
+    what: str, names: list[str], more: list[str], ldflags: list[str], out: Path, cc: list[str] | None, werror: bool
+) -> None:
+    """Raises SystemExit with the compiler's own words if it fails: setuptools would show a traceback instead."""
     cc = cc or compiler()
-    sources = sorted(str(path) for path in NATIVE.glob("*.c") if path.name not in SEAM)
+    sources = sorted(str(NATIVE / name) for name in names)
     try:
-        cflags = helper_cflags(cc) + (["-Werror"] if werror else [])
-        argv = [*cc, *cflags, f"-I{NATIVE}", "-o", str(out), *sources, *HELPER_LDFLAGS, "-lgcc"]
+        cflags = helper_cflags(cc) + more + (["-Werror"] if werror else [])
+        argv = [*cc, *cflags, f"-I{NATIVE}", "-o", str(out), *sources, *ldflags, "-lgcc"]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as error:
         raise SystemExit(f"nsbox: cannot run the C compiler {cc[0]!r}: {error.strerror}; install gcc") from None
     if done.returncode:
-        raise SystemExit(f"nsbox: the helper did not compile\n{shlex.join(argv)}\n{done.stderr}")
+        raise SystemExit(f"nsbox: {what} did not compile\n{shlex.join(argv)}\n{done.stderr}")
     sys.stderr.write(done.stderr)
 
 
-def helper_as_c(binary: bytes) -> str:
-    """The helper as C source text: the array nsb_helper and its length nsb_helper_size."""
+def binary_as_c(name: str, binary: bytes) -> str:
+    """A binary as C source text: the array of that name, and its length with _size behind the name."""
     rows = (",".join(map(str, binary[start : start + 32])) for start in range(0, len(binary), 32))
     return (
-        "extern const unsigned char nsb_helper[];\nextern const unsigned long nsb_helper_size;\n"
-        f"const unsigned long nsb_helper_size = {len(binary)};\n"
-        "const unsigned char nsb_helper[] = {\n" + ",\n".join(rows) + "\n};\n"
+        f"extern const unsigned char {name}[];\nextern const unsigned long {name}_size;\n"
+        f"const unsigned long {name}_size = {len(binary)};\n"
+        f"const unsigned char {name}[] = {{\n" + ",\n".join(rows) + "\n};\n"
     )
 
 
@@ -153,9 +173,10 @@ def make_builder() -> "FFI":
         helper = "#error the helper is not built for commands that only collect metadata\n"
     else:
         with tempfile.TemporaryDirectory(prefix="nsbox-build-") as directory:
-            out = Path(directory) / "helper"
-            build_helper(out, werror=os.environ.get("NSBOX_WERROR") == "1")
-            helper = helper_as_c(out.read_bytes())
+            helper = ""
+            for name, build in (("nsb_helper", build_helper), ("nsb_join", build_join)):
+                build(Path(directory) / name, werror=os.environ.get("NSBOX_WERROR") == "1")
+                helper += binary_as_c(name, (Path(directory) / name).read_bytes())
     builder = FFI()
     builder.cdef(cdef_text())
     builder.set_source(
@@ -177,6 +198,8 @@ def main() -> None:
     parser.add_argument("--cc", type=shlex.split, help="the compiler, e.g. aarch64-linux-gnu-gcc (default: $CC or cc)")
     args = parser.parse_args()
     build_helper(args.helper, args.cc, werror=True)
+    with tempfile.TemporaryDirectory(prefix="nsbox-build-") as directory:
+        build_join(Path(directory) / "join.so", args.cc, werror=True)
     print(f"{args.helper}: {args.helper.stat().st_size} bytes")
 
 

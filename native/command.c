@@ -78,7 +78,7 @@ int take_descriptors(struct command *c, const int *fds, unsigned n)
 }
 
 /* Answers where the next pointer goes. */
-static char **fill_pointers(char **out, char *strings, uint32_t count)
+char **fill_pointers(char **out, char *strings, uint32_t count)
 {
     for (; count; count--) {
         *out++ = strings;

@@ -70,7 +70,14 @@ void report(int control, uint32_t type, const struct failure *why, const uint64_
 NORETURN void __stack_chk_fail(void);
 void renew_guard(void);
 
+/* template.c */
+long nest(void);
+void start_template(const int *fds, unsigned n, uint32_t size);
+
 /* zygote.c */
+int open_process(long pid);
+int write_maps(int process, const char *uid_map, const char *gid_map, int deny_setgroups);
+void single_map(char *out, uint32_t inside, uint32_t outside);
 int write_file_at(int dir, const char *name, const char *text);
 
 /* mounts.c */
@@ -101,6 +108,7 @@ void default_signals(void);
 
 /* command.c */
 int command_valid(const char *base, uint64_t size, const struct nsb_command *command);
+char **fill_pointers(char **out, char *strings, uint32_t count);
 int take_descriptors(struct command *c, const int *fds, unsigned n);
 long watch_signals(struct watcher *w);
 void start_command(struct watcher *w);

@@ -147,6 +147,15 @@ static void keep_descriptors(struct launch *l, struct watcher *w)
     close_others(keep, 11 + c->n_give);
 }
 
+/* setns(2) by pidfd asks for the right to read this process, so it stays dumpable until whoever was meant to come in says
+ * that he is here. Nobody else runs inside by then. */
+static void let_join(struct launch *l)
+{
+    report(l->command.control, NSB_MSG_JOIN, 0, l->stamps);
+    wait_for_go(l);
+    done(l, NSB_STAGE_CAPABILITIES, NSB_CALL(__NR_prctl, PR_SET_DUMPABLE, 0));
+}
+
 static void give_up_privileges(struct launch *l, struct watcher *w, struct net_task *net)
 {
     struct nsb_pollfd life = {l->life, NSB_POLLIN, 0};
@@ -159,6 +168,8 @@ static void give_up_privileges(struct launch *l, struct watcher *w, struct net_t
     keep_descriptors(l, w);
     done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
+    if (l->plan->flags & NSB_JOIN)
+        let_join(l);
     /* The zygote may have died at a moment when the parent-death signal was not set. */
     if (NSB_CALL(__NR_ppoll, &life, 1, &now, 0, 0) != 0)
         nsb_exit(1);

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* cdef:begin */
-enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 10, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_GIVE = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
+enum { NSB_MAGIC = 0x786f626e, NSB_LAYOUT = 11, NSB_MAX_SOURCES = 200, NSB_MAX_JOIN = 8, NSB_MAX_GIVE = 8, NSB_MAX_SOCKETS = 12, NSB_LAST_MESSAGE = 0x7fffffff, NSB_MAX_BLOB = 16777216 };
 
 /* What was being done. Names are shown to users; the order is the order of a launch. */
 enum nsb_stage {
@@ -53,6 +53,7 @@ enum nsb_plan_flags {
     NSB_SCRATCH_DIR = 32,
     NSB_NET_WAIT = 128,    /* once NSB_MSG_NETWORK is out, init waits for NSB_MSG_GO */
     NSB_SECRETS = 256,     /* a pipe full of secrets, last of the request's descriptors */
+    NSB_JOIN = 512,        /* before the filter init says NSB_MSG_JOIN, can be entered by setns(2), and waits for NSB_MSG_GO */
     NSB_PASS_ROOT = 64     /* with NSB_MSG_STARTED come: the root, the scratch file system, the secrets if there are any */
 };
 
@@ -107,6 +108,7 @@ enum nsb_msg_type {
     NSB_MSG_EXITED,       /* init: the payload's wait status and usage */
     NSB_MSG_ENDED,        /* init: nothing else is left inside; usage of everything */
     NSB_MSG_NETWORK,      /* init: rtnetlink and netfilter sockets of the network namespace, then the plan's sockets */
+    NSB_MSG_JOIN,         /* init: a process that was started elsewhere may come in now; see NSB_JOIN */
     NSB_MSG_KILL = 64,    /* host: kill every process of this sandbox, or of this command, then report */
     NSB_MSG_SIGNAL,       /* host: err is a signal for the payload; with op 1 for every process of the sandbox */
     NSB_MSG_GO,           /* host: the maps are written */
@@ -121,7 +123,10 @@ struct nsb_msg {
     uint64_t stamps[20];  /* CLOCK_MONOTONIC nanoseconds at the end of each stage, 0 where it did not happen */
 };
 
-struct nsb_request { uint32_t magic, layout, size, n_fds; };
+/* NSB_NEST: the zygote goes into a user namespace that maps its own id only; what it launches later is beneath that.
+ * NSB_TEMPLATE: a program outside of any sandbox, see native/template.c; the blob is a struct nsb_command. */
+enum nsb_request_kind { NSB_LAUNCH, NSB_NEST, NSB_TEMPLATE };
+struct nsb_request { uint32_t magic, layout, size, n_fds, kind, unused; };
 /* cdef:end */
 
 #endif

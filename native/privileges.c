@@ -109,7 +109,7 @@ long drop_capabilities(const struct nsb_plan *plan)
     if (ret == 0)
         ret = NSB_CALL(__NR_prctl, PR_SET_NO_NEW_PRIVS, 1);
     /* Nothing inside may ptrace pid 1 or read its /proc entries, though it runs as the same user: ptrace(2). */
-    return ret == 0 ? NSB_CALL(__NR_prctl, PR_SET_DUMPABLE, 0) : ret;
+    return ret == 0 && !(plan->flags & NSB_JOIN) ? NSB_CALL(__NR_prctl, PR_SET_DUMPABLE, 0) : ret;
 }
 
 long load_filter(const struct nsb_plan *plan)

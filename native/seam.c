@@ -24,9 +24,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The helper binary travels inside this module: build_ffi.py writes these two. */
-extern const unsigned char nsb_helper[];
-extern const unsigned long nsb_helper_size;
+/* The helper binary and join.c's shared object travel inside this module: build_ffi.py writes these. */
+extern const unsigned char nsb_helper[], nsb_join[];
+extern const unsigned long nsb_helper_size, nsb_join_size;
 
 static void close_fd(const int *fd)
 {
@@ -86,6 +86,13 @@ static int sealed_memory(const char *name, const void *data, size_t size, unsign
     return ret;
 }
 
+#ifndef MFD_EXEC
+#define MFD_EXEC 0x0010U
+#endif
+
+/* A sealed descriptor of the shared object that native/join.c is. */
+int nsb_join_library(void) { return sealed_memory("nsbox-join", nsb_join, nsb_join_size, MFD_EXEC); }
+
 static int spawn_helper(int memory, int sock, int embedder, pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
@@ -124,9 +131,6 @@ int nsb_zygote_start(int *pid)
 {
     int pair[2];
     pid_t child = -1;
-#ifndef MFD_EXEC
-#define MFD_EXEC 0x0010U
-#endif
     OWNED_FD memory = sealed_memory("nsbox-helper", nsb_helper, nsb_helper_size, MFD_EXEC);
     if (memory < 0)
         return memory;
@@ -253,7 +257,14 @@ static int ask(int sock, const void *packet, size_t packet_size, const void *blo
 int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
                int *made)
 {
-    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2};
+    return nsb_ask(zygote, NSB_LAUNCH, blob, size, fds, n_fds, answer, made);
+}
+
+/* The same for the other kinds of request. */
+int nsb_ask(int zygote, uint32_t kind, const void *blob, size_t size, const int *fds, unsigned n_fds,
+            struct nsb_msg *answer, int *made)
+{
+    struct nsb_request request = {NSB_MAGIC, NSB_LAYOUT, (uint32_t)size, n_fds + 2, kind, 0};
     made[0] = made[1] = -1;
     int sock = ask(zygote, &request, sizeof request, blob, size, fds, n_fds);
     if (sock < 0)

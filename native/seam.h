@@ -14,6 +14,9 @@ int nsb_landlock_abi(void);
 int nsb_zygote_start(int *pid);
 int nsb_launch(int zygote, const void *blob, size_t size, const int *fds, unsigned n_fds, struct nsb_msg *answer,
                int *made);
+int nsb_ask(int zygote, uint32_t kind, const void *blob, size_t size, const int *fds, unsigned n_fds,
+            struct nsb_msg *answer, int *made);
+int nsb_join_library(void);
 int nsb_receive(int control, struct nsb_msg *msg, int *fds, unsigned room);
 int nsb_run(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);
 int nsb_start(int control, const void *blob, size_t size, const int *fds, unsigned n_fds);

@@ -48,14 +48,14 @@ int write_file_at(int dir, const char *name, const char *text)
     return ret < 0 ? (int)ret : 0;
 }
 
-static int open_process(long pid)
+int open_process(long pid)
 {
     char path[40] = "/proc/";
     put_number(path + 6, (unsigned long)pid);
     return (int)NSB_CALL(__NR_openat, AT_FDCWD, path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
-static int write_maps(int process, const char *uid_map, const char *gid_map, int deny_setgroups)
+int write_maps(int process, const char *uid_map, const char *gid_map, int deny_setgroups)
 {
     int ret = deny_setgroups ? write_file_at(process, "setgroups", "deny") : 0;
     if (ret == 0)
@@ -63,7 +63,7 @@ static int write_maps(int process, const char *uid_map, const char *gid_map, int
     return ret == 0 ? write_file_at(process, "gid_map", gid_map) : ret;
 }
 
-static void single_map(char *out, uint32_t inside, uint32_t outside)
+void single_map(char *out, uint32_t inside, uint32_t outside)
 {
     out = put_number(out, inside);
     *out++ = ' ';
@@ -237,6 +237,13 @@ static int receive_launch(struct launch *l, const int *fds, unsigned n, uint32_t
     return n > 1 ? take_descriptors(&l->command, fds + 1, n - 1) : -EPROTO;
 }
 
+/* NSB_NEST. Its answer is NSB_MSG_CLONED, without any process. */
+static void serve_nest(int control)
+{
+    struct failure why = {.stage = NSB_STAGE_IDMAP, .op = UINT32_MAX, .err = (int)nest()};
+    report(control, why.err < 0 ? NSB_MSG_FAILED : NSB_MSG_CLONED, &why, 0);
+}
+
 static void serve(struct zygote *z, const struct nsb_request *request, const int *fds, unsigned n)
 {
     struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
@@ -244,6 +251,10 @@ static void serve(struct zygote *z, const struct nsb_request *request, const int
     int control = n > 1 ? fds[1] : -1;
     if (request->magic != NSB_MAGIC || request->layout != NSB_LAYOUT || request->size > NSB_MAX_BLOB || n < 2)
         return report(control, NSB_MSG_FAILED, &why, 0);
+    if (request->kind == NSB_NEST)
+        return serve_nest(control);
+    if (request->kind == NSB_TEMPLATE)
+        return start_template(fds, n, request->size);
     long at = NSB_CALL(__NR_mmap, 0, request->size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
     if (nsb_failed(at)) {
         why.err = (int)at;

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from nsbox.binds import Bind as Bind
     from nsbox.binds import Tmpfs as Tmpfs
     from nsbox.box import Sandbox as Sandbox
+    from nsbox.executor import SandboxExecutor as SandboxExecutor
     from nsbox.pool import Pool as Pool
+    from nsbox.python_pool import PythonPool as PythonPool
+    from nsbox.python_pool import PythonResult as PythonResult
     from nsbox.report import Result as Result
     from nsbox.secrets import Secret as Secret
     from nsbox.spec import Spec as Spec
@@ -28,8 +31,11 @@ _HOME = {
     "AsyncSandbox": "aio",
     "Bind": "binds",
     "Pool": "pool",
+    "PythonPool": "python_pool",
+    "PythonResult": "python_pool",
     "Result": "report",
     "Sandbox": "box",
+    "SandboxExecutor": "executor",
     "Secret": "secrets",
     "Spec": "spec",
     "Tmpfs": "binds",
@@ -41,8 +47,11 @@ __all__ = [
     "AsyncSandbox",
     "Bind",
     "Pool",
+    "PythonPool",
+    "PythonResult",
     "Result",
     "Sandbox",
+    "SandboxExecutor",
     "Secret",
     "Spec",
     "Tmpfs",

@@ -47,6 +47,21 @@ class Zygote:
         self.pid: int = pid[0]
         self.owner = (os.getpid(), os.geteuid(), os.getegid())
 
+    def nest(self) -> None:
+        """Have it go into a user namespace that maps its own id only: what it launches later is beneath that one, and
+        can be entered by a template that it starts (native/template.c). Raises SandboxUnavailable."""
+        answer, made = ffi.new("struct nsb_msg *"), ffi.new("int[2]", (-1, -1))
+        ret = lib.nsb_ask(self.socket, lib.NSB_NEST, b"\0", 1, [], 0, answer, made)
+        if ret == 0:
+            os.close(made[0])
+            ret = answer.err
+        if ret < 0:
+            raise SandboxUnavailable(
+                f"a user namespace for a pool cannot be made: {os.strerror(-ret)}",
+                remedy="run: nsbox doctor",
+                errno=-ret,
+            )
+
     def close(self) -> None:
         """End it, and with it every sandbox that it started."""
         os.close(self.socket)

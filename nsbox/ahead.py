@@ -47,7 +47,7 @@ class Ahead:
             self.handle.close()
             raise
         self.made_at = time.time()
-        self.identity = _identity(self.handle)
+        self.identity = identity(self.handle)
 
     def _on_network(self, event: str, fields: dict[str, Any]) -> None:
         if self._crossing is not None:
@@ -74,17 +74,22 @@ class Ahead:
         return {**self.identity, "made_at": self.made_at, "ready_s": round(time.time() - self.made_at, 6)}
 
 
-def _identity(handle: Handle) -> dict[str, Any]:
-    """Numbers by which the kernel tells this sandbox from all others that exist."""
-    namespaces = {}
+def namespaces_of(pid: int) -> dict[str, int]:
+    """The numbers of a process's namespaces, as far as the caller may look at it (ptrace(2))."""
+    found = {}
     for name in NAMESPACES:
         try:
-            namespaces[name] = os.stat(f"/proc/{handle.pid}/ns/{name}").st_ino
-        except OSError:  # an ordinary user may not look at an init that is not dumpable (ptrace(2))
+            found[name] = os.stat(f"/proc/{pid}/ns/{name}").st_ino
+        except OSError:  # an ordinary user may not look at an init that is not dumpable
             break
+    return found
+
+
+def identity(handle: Handle) -> dict[str, Any]:
+    """Numbers by which the kernel tells this sandbox from all others that exist."""
     return {
         "init_pid": handle.pid,
-        "namespaces": namespaces,
+        "namespaces": namespaces_of(handle.pid),
         "cgroup": handle.cgroup.paths[0] if handle.cgroup else None,
         "root_device": os.fstat(handle.root_fd).st_dev,
         "scratch_device": os.fstat(handle.scratch_fd).st_dev,

@@ -6,7 +6,6 @@ unless it was asked to stay (``background``).
 """
 
 import functools
-import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from nsbox.errors import SandboxUnavailable
 from nsbox.files import Files
 from nsbox.handle import Handle
 from nsbox.launch import Argument, start_command
-from nsbox.prepared import Prepared
+from nsbox.prepared import Prepared, limit_of
 from nsbox.process import PIPE, Process
 from nsbox.report import Result
 from nsbox.rooted import Entries
@@ -105,8 +104,8 @@ class Commands:
         run = Run(
             handle,
             stdin=pipe[0] if stdin == PIPE else stdin.encode() if isinstance(stdin, str) else stdin,
-            timeout=_or_default("timeout", timeout, limits.timeout),
-            output=_or_default("output", max_output, limits.output),
+            timeout=limit_of("timeout", timeout, limits.timeout),
+            output=limit_of("output", max_output, limits.output),
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             tty=bool(tty),
@@ -177,12 +176,3 @@ class Commands:
         if handle is None:
             raise SandboxUnavailable("the sandbox is closed", remedy="make another")
         return handle
-
-
-def _or_default(name: str, value: Any, default: Any) -> Any:
-    """A limit of one command, in any form that a Spec takes."""
-    if value is None:
-        return default
-    if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
-        return value
-    return getattr(Spec.from_dict({name: value}).limits, name)

@@ -35,24 +35,30 @@ class Enforcer:
         self.hits: dict[str, dict[str, Any]] = {}
         self._limits, self._plan, self._handle, self._cgroup = limits, plan, handle, cgroup
         self._events = {fd: (kind, events) for fd, events, kind in cgroup.event_fds()} if cgroup else {}
-        now = time.monotonic()
-        self._began = now
-        self._used = 0.0
-        # A command in a sandbox that stays is charged from its first look on. Most are over before.
-        self._base: float | None = None if handle.is_command else 0.0
-        self._stopped_until: float | None = None
         self._processors = len(os.sched_getaffinity(0))
         self._oom_until = 0.0
+        self._stopped_until: float | None = None
         # What was free beside a scratch directory: see _scratch.
         self._free = watch.free_space(handle.scratch.fd) if handle.scratch else 0
         self._next: dict[str, float] = {}
+        # A command in a sandbox that stays is charged from its first look on. Most are over before.
+        self.begin(None if handle.is_command else 0.0)
+
+    def begin(self, used: float | None) -> None:
+        """Count from now on. ``used``: processor time until now, in seconds; None: until the first look."""
+        now = time.monotonic()
+        plan = self._plan
+        # What was used before is no debt.
+        self._began, self._used = now - (used or 0.0) / (self._limits.cpus or 1.0), 0.0
+        self._base: float | None = used
+        self._next.clear()
         for name, first in (("memory", 0.02), ("cpus", CPU_PERIOD), ("disk", 0.05)):
             if name in plan.watch:
                 self._next[name] = now + first
         if "pids" in plan.watch and "memory" not in plan.watch:
             self._next["pids"] = now + MEMORY_PERIOD
         if "cpu_time" in plan.watch:
-            self._next["cpu_time"] = now + (FIRST_LOOK if handle.is_command else self._until_cpu_time(0.0))
+            self._next["cpu_time"] = now + (FIRST_LOOK if self._handle.is_command else self._until_cpu_time(0.0))
 
     def interests(self) -> dict[int, int]:
         """Descriptor → poll events of the cgroup's own news."""
@@ -108,12 +114,13 @@ class Enforcer:
         rate = min(self._processors, self._limits.cpus or self._processors)
         return max(CPU_PERIOD, ((self._limits.cpu_time or 0.0) - used) / max(1.0, rate))
 
-    def _cpu_used(self) -> float:
+    def used(self) -> float:
+        """Processor time of all that ever ran inside, in seconds."""
         measured = self._cgroup.cpu_usage_us() if self._cgroup else None
-        return measured / 1e6 if measured is not None else watch.sample(self._handle.pid).cpu_s
+        return measured / 1e6 if measured is not None else watch.sample(*self._handle.roots).cpu_s
 
     def _look_at_cpu_time(self, now: float) -> bool:
-        now_used = self._cpu_used()
+        now_used = self.used()
         if self._base is None:
             self._base = now_used
         self._used = used = max(self._used, now_used - self._base)
@@ -127,7 +134,7 @@ class Enforcer:
         """Stop everything inside when it is ahead of its share, until it is not: a duty cycle for shares of one."""
         self._next["cpus"] = now + CPU_PERIOD
         share = self._limits.cpus or 0.0
-        self._used = used = max(self._used, self._cpu_used())
+        self._used = used = max(self._used, self.used())
         ahead = used - (now - self._began) * share
         if ahead < -BURST:
             # What was not used is not saved up: a sandbox that slept may not run at full speed later.
@@ -142,7 +149,7 @@ class Enforcer:
         """RLIMIT_NPROC refuses and says nothing of it: being at the limit is all that can be seen."""
         if threads is None:
             self._next["pids"] = now + MEMORY_PERIOD
-            threads = watch.sample(self._handle.pid).threads
+            threads = watch.sample(*self._handle.roots).threads
         if "pids" in self._plan.watch and self._limits.pids is not None and threads > self._limits.pids:
             self.hit("pids", self._limits.pids)
         return False
@@ -150,7 +157,7 @@ class Enforcer:
     def _look_at_memory(self, now: float) -> bool:
         self._next["memory"] = now + MEMORY_PERIOD
         limit = self._limits.memory or 0
-        seen = watch.sample(self._handle.pid)
+        seen = watch.sample(*self._handle.roots)
         self._look_at_pids(now, seen.threads)
         scratch = self._scratch()[0]
         hidden = watch.unmapped_memory(seen.processes)
@@ -163,7 +170,7 @@ class Enforcer:
 
     def _look_at_disk(self, now: float) -> bool:
         began = time.monotonic()
-        _, over = self._scratch(watch.removed_files(tuple(watch.processes(self._handle.pid))))
+        _, over = self._scratch(watch.removed_files(tuple(watch.processes(*self._handle.roots))))
         self._next["disk"] = now + min(DISK_PERIOD, 0.05 + 20 * (time.monotonic() - began))
         if over:
             self.hit("disk", self._limits.disk)

@@ -27,6 +27,7 @@ class Handle:
     """A sandbox that runs. Owns a pidfd, the control socket, three pipes and an id range; ``close`` ends all of it."""
 
     is_command = False  #: whether the end of the control socket is the end of all that this stands for
+    is_last = True  #: whether the sandbox ends with what this stands for
 
     def __init__(self, prepared: Prepared, started_at: float) -> None:
         self.id = os.urandom(8).hex()
@@ -52,6 +53,11 @@ class Handle:
         self.copy: scratch.Scratch | None = None  #: of the workspace, see nsbox.copyin
         self._range: int | None = None
         self._ranges: IdRanges | None = None
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The host pids that everything inside descends from, init first."""
+        return (self.pid,)
 
     def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send init a message; False when nobody is there any more."""
@@ -202,6 +208,7 @@ class CommandHandle(Handle):
     box may be closed by another thread meanwhile."""
 
     is_command = True
+    is_last = False
 
     def __init__(self, box: Handle) -> None:
         super().__init__(box.prepared, time.monotonic())

@@ -57,7 +57,7 @@ def start_command(box: Handle, what: Command, given: Given = NOTHING_GIVEN) -> C
             raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
         handle.control = ret
         undo.pop_all()
-    _count_execution()
+    count_execution()
     return handle
 
 
@@ -70,10 +70,10 @@ def start_program(handle: Handle, what: Command, given: Given = NOTHING_GIVEN) -
         ret = lib.nsb_start(handle.control, blob, len(blob), fds, len(fds))
     if ret < 0:
         raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
-    _count_execution()
+    count_execution()
 
 
-def _count_execution() -> None:
+def count_execution() -> None:
     """For the share of executions that go through sandboxes, where anybody counts them."""
     counter = sys.modules.get("nsbox.coverage")
     if counter is not None:
@@ -84,11 +84,11 @@ def _streams(
     handle: Handle, owned: contextlib.ExitStack, host_ids: tuple[int, int] | None, *, stdin: bool
 ) -> list[int]:
     """Make the pipes of a command: the sandbox's ends in the order of take_descriptors(), closed with ``owned``."""
-    handle.stdout, out = _pipe(owned, to_inside=False, host_ids=host_ids)
-    handle.stderr, err = _pipe(owned, to_inside=False, host_ids=host_ids)
+    handle.stdout, out = pipe(owned, to_inside=False, host_ids=host_ids)
+    handle.stderr, err = pipe(owned, to_inside=False, host_ids=host_ids)
     if not stdin:
         return [out, err]
-    handle.stdin, source = _pipe(owned, to_inside=True, host_ids=host_ids)
+    handle.stdin, source = pipe(owned, to_inside=True, host_ids=host_ids)
     return [out, err, source]
 
 
@@ -128,7 +128,7 @@ def _write_maps(handle: Handle) -> None:
     handle.tell(lib.NSB_MSG_GO)
 
 
-def _pipe(owned: contextlib.ExitStack, *, to_inside: bool, host_ids: tuple[int, int] | None) -> tuple[int, int]:
+def pipe(owned: contextlib.ExitStack, *, to_inside: bool, host_ids: tuple[int, int] | None) -> tuple[int, int]:
     """(our end, the sandbox's end). The latter is closed with ``owned``; ours does not block."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     ours, theirs = (writer, reader) if to_inside else (reader, writer)
@@ -186,8 +186,11 @@ def _launch(
     tty: bool | tuple[int, int] = False,
     on_ready: Callable[[Handle], None] | None = None,
     on_network: Callable[[str, dict[str, Any]], None] | None = None,
+    flags: int = 0,
+    zygote: _native.Zygote | None = None,
 ) -> Handle:
-    """``on_ready`` is called when everything is known and nothing runs yet; what it raises ends the launch."""
+    """``flags`` are added to the plan's; ``zygote`` is asked instead of that of the process.
+    ``on_ready`` is called when everything is known and nothing runs yet; what it raises ends the launch."""
     handle = Handle(prepared, time.monotonic())
     handle.on_network = on_network
     plan = prepared.plan
@@ -205,20 +208,18 @@ def _launch(
             wanted = cgroup.Wanted(limits.memory, limits.pids, limits.cpus, _io_max(prepared))
             handle.cgroup = cgroup.discover(prepared.host.state).make(wanted, "sandbox")
         join, into = (handle.cgroup.join, handle.cgroup.into) if handle.cgroup else ((), -1)
-        flags = (lib.NSB_STDIN if stdin else 0) | (lib.NSB_TTY if tty else 0)
+        how = (lib.NSB_STDIN if stdin else 0) | (lib.NSB_TTY if tty else 0)
         if prepared.spec.secrets:
             handle.secrets = secrets.resolve(prepared.spec.secrets)
         given = handle.given() if argv is not None else NOTHING_GIVEN
         environment = given.environment(plan.env if env is None else env)
         what = (
-            command(argv, environment, cwd or plan.cwd, flags, len(join))
-            if argv is not None
-            else waiting(len(join), flags)
+            command(argv, environment, cwd or plan.cwd, how, len(join)) if argv is not None else waiting(len(join), how)
         )
         what = _with(what, given)
         if isinstance(tty, tuple):
             what = what._replace(detail=window(*tty))
-        passed = lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
+        passed = flags | lib.NSB_PASS_ROOT | (lib.NSB_CGROUP_FD if into >= 0 else 0)
         if plan.scratch != "tmpfs":
             handle.scratch = scratch.Scratch(plan.scratch, prepared.host.state, handle._range)
         if handle.secrets.files:
@@ -231,7 +232,7 @@ def _launch(
         pipe = (_secrets_pipe(handle.secrets, owned),) if handle.secrets.files else ()
         if on_ready:
             on_ready(handle)
-        _ask(handle, blob, [*fds, *join, *((into,) if into >= 0 else ()), *pipe])
+        _ask(handle, zygote, blob, [*fds, *join, *((into,) if into >= 0 else ()), *pipe])
         if ids.maps_by_caller:
             _write_maps(handle)
         if prepared.net is not None:
@@ -240,7 +241,7 @@ def _launch(
             handle.cgroup.joined()
         undo.pop_all()
     if argv is not None:
-        _count_execution()
+        count_execution()
     return handle
 
 
@@ -269,17 +270,17 @@ def _connect(handle: Handle) -> None:
     handle.tell(lib.NSB_MSG_GO)
 
 
-def _ask(handle: Handle, blob: bytes, fds: Sequence[int]) -> None:
+def _ask(handle: Handle, own: _native.Zygote | None, blob: bytes, fds: Sequence[int]) -> None:
     # made: the control socket and the pidfd, written by C: an exception in between (KeyboardInterrupt) loses neither.
     answer, made = ffi.new("struct nsb_msg *"), ffi.new("int[2]", (-1, -1))
-    zygote = _native.zygote()
+    zygote = own or _native.zygote()
     try:
         ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, made)
         if ret == -_errno.ENODATA:
             # No answer: the request was dropped for want of descriptors, or the zygote died over it. A dead one cannot
             # be asked again; a living one must not be replaced, for all its sandboxes would end.
             ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, made)
-        if ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF):
+        if own is None and ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF):
             # The zygote is gone (killed by somebody): start another and ask once more.
             ret = lib.nsb_launch(_native.zygote(dead=zygote).socket, blob, len(blob), fds, len(fds), answer, made)
     finally:

@@ -15,6 +15,8 @@ from nsbox.resources import cgroup, skeleton
 from nsbox.spec import Spec
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from nsbox.guard import Verdict
     from nsbox.plan.net import NetPlan, NetPolicy
 
@@ -114,3 +116,12 @@ def _looked_up(spec: Spec) -> Prepared:
             raise SpecError(f"{source.option}: {source.written!r} changed while it was looked at; try again")
     _check_sources(prepared.plan)
     return prepared if kept is spec else prepared._replace(spec=spec)
+
+
+def limit_of(name: str, value: Any, default: Any) -> Any:
+    """A limit of one command, in any form that a Spec takes; None is the ``default``. Raises SpecError."""
+    if value is None:
+        return default
+    if isinstance(value, int | float) and value is not True and 0 < value < float("inf"):
+        return value
+    return getattr(Spec.from_dict({name: value}).limits, name)

@@ -38,6 +38,8 @@ class PythonEnvironment(NamedTuple):
     executable: str
     mounts: tuple[str, ...]
     env: dict[str, str]
+    folders: tuple[str, ...]  #: where its packages are
+    version: tuple[int, int]
 
 
 def of(python: str | None = None) -> PythonEnvironment:
@@ -56,7 +58,9 @@ def of(python: str | None = None) -> PythonEnvironment:
     folder = os.path.dirname(executable)
     if not _beneath(folder, "/usr"):
         env["PATH"] = f"{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return PythonEnvironment(executable, tuple(mounts), env)
+    folders = tuple(path for path in about["paths"] if os.path.isdir(path))
+    major, minor = about["version"]
+    return PythonEnvironment(executable, tuple(mounts), env, folders, (major, minor))
 
 
 def _own() -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Run:
     ) -> None:
         self.handle = handle
         self.started = False
+        self.joinable = False  #: see NSB_JOIN
         self.pid = 0  #: of the payload, inside
         self.stdout = Stream(output, on_stdout, handle.masker())
         self.stderr = Stream(output, on_stderr, handle.masker())
@@ -218,7 +219,7 @@ class Run:
             if stream.cut_at is not None:
                 self.enforcer.hit("output", cap, self.enforcer.hits.get("output", {}).get("count", 0) + 1)
         ended_by = self.enforcer.conclude(self.usage)
-        if self.handle.egress is not None and not self.handle.is_command:
+        if self.handle.egress is not None and self.handle.is_last:
             self.usage["net_tx_bytes"], self.usage["net_rx_bytes"] = self.handle.egress.end()
             for hit in self.handle.egress.limits_hit():
                 self.enforcer.hits.setdefault(hit["limit"], hit)
@@ -300,6 +301,8 @@ class Run:
             self.error = failure(self.handle.prepared, message)
         elif message.type == lib.NSB_MSG_EXEC_FAILED:
             self.error = CommandError("", -message.err, 127 if message.status == 127 else 126)
+        elif message.type == lib.NSB_MSG_JOIN:
+            self.joinable = True
         elif message.type == lib.NSB_MSG_EXITED:
             self.status, self.ended_at, self._hung = message.status, time.monotonic(), False
             self.handle.close_stream("stdin")

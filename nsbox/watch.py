@@ -1,8 +1,8 @@
 """Watching a sandbox from the host side, where no cgroup controller can be had: processes, memory, processor time.
 
-Everything inside is a descendant of its init (orphans are handed to it: pid_namespaces(7)), so one walk from there sees
-all of it. What is read is text of the kernel's, never of a process's; entries of processes that end meanwhile vanish,
-which is no error.
+Everything inside is a descendant of its init (orphans are handed to it: pid_namespaces(7)), or of an interpreter that
+came in from outside, so a walk from those sees all of it. What is read is text of the kernel's, never of a process's;
+entries of processes that end meanwhile vanish, which is no error.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _children(pid: int) -> Iterator[int]:
         yield from map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
 
 
-def processes(init: int) -> list[int]:
-    """``init`` and every process below it, by host pid."""
-    found = [init]
+def processes(*roots: int) -> list[int]:
+    """``roots``, of which init is the first, and every process below them, by host pid."""
+    found = list(roots)
     for pid in found:
         found += _children(pid)
     return found
@@ -75,9 +75,19 @@ def cpu_ticks(stat: bytes) -> tuple[int, int]:
     return sum(int(fields[i]) for i in (11, 12, 13, 14)), int(fields[17])
 
 
-def sample(init: int) -> Sample:
-    """One look at the whole tree."""
-    found = processes(init)
+def cpu_time(pid: int) -> tuple[float, float]:
+    """(user, system) seconds of one process and those that it has waited for."""
+    stat = _read(f"/proc/{pid}/stat")
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    if len(fields) < 18:
+        return 0.0, 0.0
+    user, system, waited_user, waited_system = (int(fields[i]) / _TICKS for i in (11, 12, 13, 14))
+    return user + waited_user, system + waited_system
+
+
+def sample(*roots: int) -> Sample:
+    """One look at all of it; ``roots`` as for ``processes``."""
+    found = processes(*roots)
     ticks = threads = pages = 0
     for pid in found:
         used, count = cpu_ticks(_read(f"/proc/{pid}/stat"))

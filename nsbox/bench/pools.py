@@ -104,11 +104,11 @@ def sustained(
 
 
 def run(settings: dict[str, Any]) -> Found:
-    made = [nsbox.Pool(size=SIZE)]
+    made: list[Any] = [nsbox.Pool(size=SIZE)]
     pools: dict[str, tuple[Any, Any]] = {f"Pool: {TRUE}": (made[0], [TRUE])}
     skipped: dict[str, str] = {}
     try:
-        for name, preload, code in (("pass", [], "pass"), ("numpy", ["numpy"], "numpy.arange(10).sum()")):
+        for name, preload, code in (("pass", [], "pass"), ("numpy", ["numpy"], "import numpy\nnumpy.arange(10).sum()")):
             label = f"PythonPool: {name}"
             try:
                 pool = nsbox.PythonPool(preload=preload, size=SIZE)

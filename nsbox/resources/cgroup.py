@@ -44,8 +44,12 @@ class Cgroup:
         #: v2: the group's directory for CLONE_INTO_CGROUP, or -1
         self.into = self._v2.fd if self._v2 else -1
 
+    def doors(self) -> tuple[int, ...]:
+        """What ``join`` was, for another process. ``joined`` closes it again."""
+        return tuple(group.open("tasks", os.O_WRONLY) for group in self._groups if isinstance(group, v1.Group))
+
     def joined(self) -> None:
-        """Close the descriptors of ``join``; they are of no more use once the sandbox runs."""
+        """Close the descriptors of ``join`` and of ``doors``; they are of no more use once the sandbox runs."""
         self.join = ()
         for group in self._groups:
             group.shut("tasks")
