@@ -182,6 +182,14 @@ BENCH = (
     Option("--svg", "svg", TEXT, "DIR", "draw the plots there, as NAME.svg", "Options", True),
     *HELP,
 )
+SELFTEST = (
+    Option(
+        "--profile", "profile", TEXT, "NAME|FILE", "the profile whose sandboxes are attacked (default)", "Options", True
+    ),
+    Option("--verbose", "verbose", ON, "", "a line for each attempt, not for each attack", "Options", True, "-v"),
+    Option("--json", "json", ON, "", "every attempt as JSON", "Options", True),
+    *HELP,
+)
 DOCTOR = (Option("--json", "json", ON, "", "every fact as JSON", "Options", True), *HELP)
 
 # Names that are reserved for what is to come, so that using them is told apart from a slip of the pen.

@@ -10,20 +10,30 @@ from typing import Any
 import pytest
 
 import nsbox
+from nsbox.selftest import attempted
 
-PROGRAM = Path(__file__).with_name("attacks.py")
+FOLDER = Path(attempted.__file__).parent
 Attempt = Callable[..., str]
 
 
 def run_outside(*words: str, python: str = sys.executable) -> str:
     """What an attack comes to outside: ``done``, an errno's name, or the signal that ended it."""
     made = subprocess.run(
-        [python, str(PROGRAM), *words], capture_output=True, text=True, timeout=30, start_new_session=True
+        [python, "-m", "attempts", *words],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
     )
-    if made.returncode < 0:
-        return f"signal {-made.returncode}"
     assert made.returncode == 0, made.stderr
-    return made.stdout.strip()
+    return made.stdout.strip().partition(" ")[2]
+
+
+def program(*words: str, **options: Any) -> nsbox.Result:
+    """The program in a sandbox of its own; the options are those of ``nsbox.run``."""
+    mounts = [(str(FOLDER / "attempts"), "/selftest/attempts"), *options.pop("ro", [])]
+    return nsbox.run(["python3", "-m", "attempts", *words], ro=mounts, cwd="/selftest", **options)
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +53,11 @@ def inside() -> Attempt:
     """Attempts an attack in a sandbox of its own; the options are those of ``nsbox.run``."""
 
     def attempt(*words: str, **options: Any) -> str:
-        mounts = [(str(PROGRAM), "/attacks.py"), *options.pop("ro", [])]
-        result = nsbox.run(["python3", "/attacks.py", *words], ro=mounts, **options)
+        result = program(*words, **options)
         if result.signal is not None:
             return f"signal {result.signal}"
         assert result.exit_code == 0, result.stderr_text
-        return result.stdout_text.strip()
+        return result.stdout_text.strip().partition(" ")[2]
 
     return attempt
 
