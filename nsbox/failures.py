@@ -13,9 +13,38 @@ from nsbox.prepared import Prepared
 if TYPE_CHECKING:
     from typing import Any
 
+_KERNEL = "/proc/sys/kernel"
+
+
+def _setting(name: str) -> str:
+    """The value of a setting of the kernel; "" where it has none of that name."""
+    try:
+        with open(f"{_KERNEL}/{name}", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _restriction() -> str:
+    """The setting that keeps ordinary users from having user namespaces of use, in words; "" if there is none.
+
+    AppArmor lets a namespace be made and then denies what it is for, so that any later step may be the first to fail.
+    """
+    name = "apparmor_restrict_unprivileged_userns"
+    if _setting(name) == "1":
+        return (
+            f"kernel.{name} is 1: AppArmor takes the privileges of user namespaces away; run as root: sysctl -w"
+            f" kernel.{name}=0, or allow it to this program by a profile (docs/hardening.md)"
+        )
+    name = "unprivileged_userns_clone"
+    return f"kernel.{name} is 0; run as root: sysctl -w kernel.{name}=1" if _setting(name) == "0" else ""
+
 
 def _remedy(stage: str, err: int, prepared: Prepared) -> str:
     """What usually mends an error of this kind at this stage."""
+    if err in (_errno.EPERM, _errno.EACCES) and stage != "source" and not prepared.host.privileged:
+        if found := _restriction():
+            return found
     if stage == "idmap" and err in (_errno.EPERM, _errno.EACCES, _errno.EINVAL):
         return "this host restricts user namespaces: run nsbox doctor for the setting and the command that mends it"
     if stage in ("source", "hostname", "scratch", "mount", "pivot") and err == _errno.EPERM:
