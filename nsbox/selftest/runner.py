@@ -50,7 +50,7 @@ def numbers() -> dict[str, int]:
 @staged("K19")
 def every_number(stage: Stage) -> Any:
     """Nothing dangerous is executed, what is unknown seems not to exist, and nothing is killed by surprise."""
-    said = stage.program(f"sweep:0-{UNKNOWN.stop}", timeout=30, cpu_time=20).stdout_text.splitlines()
+    said = stage.program(f"sweep:0-{UNKNOWN.stop}", timeout=300, cpu_time=300).stdout_text.splitlines()
     outcome = {int(line.split()[0]): line.split(" ", 1)[1] for line in said if line[:1].isdigit()}
     known = numbers()
     bad = {name: outcome.get(known[name], "?") for name in NEVER if outcome.get(known[name]) not in ("EPERM", "ENOSYS")}
@@ -74,11 +74,12 @@ def _programmed(stage: Stage) -> list[Noted]:
     found = []
     for uid in dict.fromkeys((stage.spec().uid, 0)):
         items = attempted.for_caller(policy, uid, machine)
-        inside = stage.inside(*(item.name for item in items), uid=uid, timeout=30, cpu_time=20)
+        inside = stage.inside(*(item.name for item in items), uid=uid, timeout=300, cpu_time=300)
         who = "as root inside" if uid == 0 else "as an ordinary user inside"
         for item in items:
-            shown, seen = control.get(item.name, "nothing"), inside.get(item.name, "nothing")
-            result = {"no control": "not shown"}.get(verdict := attempted.judge(item, shown, seen), verdict)
+            shown, seen = control.get(item.name, "not reached"), inside.get(item.name, "not reached")
+            result = attempted.judge(item, shown, seen) if item.name in inside else "not shown"
+            result = "not shown" if result == "no control" else result
             found.append(Noted(item.threat, f"{item.name.replace('_', ' ')}, {who}", shown, seen, result))
     return found
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: where the program is inside
 PLACE = "/selftest"
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-_PATIENCE_S = 60
+_PATIENCE_S = 600
 
 
 class Noted(NamedTuple):

@@ -202,6 +202,38 @@ def test_F07_device_nodes_of_a_mounted_tree_do_not_open(option: str, uid: int, d
     assert nsbox.run(["sh", "-c", script], uid=uid, **given).exit_code != 0
 
 
+BENEATH = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+uid, gid = os.getuid(), os.getgid()
+assert libc.unshare(0x10000000 | 0x20000) == 0, os.strerror(ctypes.get_errno())
+for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    open(f"/proc/self/{name}", "w").write(text)
+below = sys.argv[1] + "/below"
+os.mkdir(below)
+assert libc.mount(b"none", below.encode(), b"tmpfs", 0, b"mode=700") == 0, os.strerror(ctypes.get_errno())
+open(below + "/control", "w").write("written")
+sys.path[:0] = sys.argv[2:]
+import nsbox
+script = "cat /m/below/control && ! echo x >/m/below/x && ! echo x >/m/below/control; grep ' /m' /proc/self/mountinfo"
+result = nsbox.run(["sh", "-c", script], ro=[(sys.argv[1], "/m")])
+print(result.stdout_text, os.listdir(below))
+"""
+
+
+def test_F08_a_mount_beneath_a_read_only_one_for_ordinary_users(tmp_path: Path) -> None:
+    """In a user namespace where the caller may mount: what lies below is read-only, nosuid and nodev as well."""
+    paths = [entry for entry in sys.path if entry]
+    argv = [sys.executable, "-c", BENEATH, str(tmp_path), *paths]
+    made = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith("written"), "the control: it was written outside"
+    assert made.stdout.rstrip().endswith("['control']")
+    options = [line.split()[5].split(",") for line in made.stdout.splitlines() if " /m" in line]
+    assert len(options) == 2
+    assert all({"ro", "nosuid", "nodev"} <= set(each) for each in options)
+
+
 def test_F09_sysrq_core_pattern_and_friends_from_a_root_inside() -> None:
     with open("/proc/sys/kernel/core_pattern") as file:
         before = file.read()

@@ -272,9 +272,7 @@ def _arguments(kernel: Kernel, exchange: Path, memory: int, append: str) -> list
         "chardev": ["stdio,id=output,signal=off"],
     }
     accelerator = os.environ.get("NSBOX_VM_ACCEL", "tcg,thread=multi")
-    line = "console=ttyS0 quiet loglevel=4 panic=-1 nokaslr mitigations=off random.trust_cpu=1 "
-    # Where the machine is busy, emulated time stands still at times: no reason to distrust the timer, or to warn.
-    line += "no_timer_check nowatchdog " + append
+    line = "console=ttyS0 quiet loglevel=4 panic=-1 nokaslr mitigations=off random.trust_cpu=1 no_timer_check " + append
     return [
         *("qemu-system-x86_64", "-machine", "q35", "-cpu", "max", "-accel", accelerator, "-smp", "2"),
         *("-m", str(memory), "-nodefaults", "-display", "none", "-no-reboot"),
