@@ -3,7 +3,7 @@
     python -m tests.escape.table --write
         puts it into the document, and the numbers into README.md
     python -m tests.escape.table --record FILE...
-        takes in results: of pytest --junitxml (here, as this caller), of nsbox selftest --json (anywhere)
+        takes in results: of pytest --junitxml (here, as this caller), of nsbox selftest --json
 
 The attacks and controls are those of nsbox.selftest.catalogue; a test belongs to an attack by its name. Results are kept
 in results.json beside this file, by kernel, caller and attack.
