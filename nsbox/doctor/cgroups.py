@@ -3,8 +3,9 @@
 import os
 
 from nsbox.doctor.fact import Fact, as_root, read
-from nsbox.doctor.groups import Hierarchy, Survey, hierarchies, layout, memberships, survey
+from nsbox.doctor.groups import Survey, layout, survey
 from nsbox.doctor.identity import is_privileged
+from nsbox.resources.cgroup_fs import Mount, memberships, mounts
 
 #: What a limit is worth where no controller can be had.
 WITHOUT = {"memory": "watched", "pids": "watched", "cpu": "none"}
@@ -12,7 +13,7 @@ _DELEGATE = "systemd-run --user --scope -p Delegate=yes"
 _DROP_IN = "/etc/systemd/system/user@.service.d/nsbox.conf"
 
 
-def describe(mounted: list[Hierarchy]) -> str:
+def describe(mounted: list[Mount]) -> str:
     """The layout in words: which controllers are where."""
     kind = layout(mounted)
     parts = []
@@ -26,7 +27,7 @@ def describe(mounted: list[Hierarchy]) -> str:
     return f"{kind} ({'; '.join(parts)})" if parts else kind
 
 
-def own_group(found: Survey, mounted: list[Hierarchy]) -> str:
+def own_group(found: Survey, mounted: list[Mount]) -> str:
     """The command that gives this user, and the shell it is typed in, a group where systemd does not."""
     places = found.own or tuple(one.point for one in mounted if one.version == 2)
     switch = "" if found.own else f"echo +cpu +memory +pids > {places[0]}/cgroup.subtree_control; "
@@ -37,7 +38,7 @@ def own_group(found: Survey, mounted: list[Hierarchy]) -> str:
     return as_root(switch + loop, "$$")
 
 
-def delegation(found: Survey, mounted: list[Hierarchy], privileged: bool, systemd: bool, name: str) -> tuple[str, str]:
+def delegation(found: Survey, mounted: list[Mount], privileged: bool, systemd: bool, name: str) -> tuple[str, str]:
     """Reason and remedy where the caller has no writable group for a controller, "" for any."""
     if found.layout == "none":
         return "no cgroup file system is mounted", as_root("mount -t cgroup2 none /sys/fs/cgroup")
@@ -55,7 +56,7 @@ def delegation(found: Survey, mounted: list[Hierarchy], privileged: bool, system
     return reason, own_group(found, mounted)
 
 
-def strength(name: str, found: Survey, mounted: list[Hierarchy], privileged: bool, systemd: bool) -> Fact:
+def strength(name: str, found: Survey, mounted: list[Mount], privileged: bool, systemd: bool) -> Fact:
     """The fact for one limit: kernel, watched or none."""
     if name in found.v1 or (found.v2 and name in found.v2.controllers):
         return Fact(f"{name}_limit", True, "kernel")
@@ -91,7 +92,7 @@ def swap(found: Survey, swaps: str) -> Fact:
     return Fact("swap_accounting", False, False, reason, "boot with swapaccount=1, or " + as_root("swapoff -a"))
 
 
-def favordynmods(mounted: list[Hierarchy], found: Survey) -> Fact:
+def favordynmods(mounted: list[Mount], found: Survey) -> Fact:
     """Processes are born in a v2 group; into one of v1 they are moved, which waits for a lock of the whole system.
 
     The option of any hierarchy makes that lock cheap for all of them.
@@ -112,7 +113,7 @@ def favordynmods(mounted: list[Hierarchy], found: Survey) -> Fact:
 
 def facts() -> list[Fact]:
     """All facts of this module."""
-    mounted = hierarchies(read("/proc/self/mountinfo"))
+    mounted = mounts(read("/proc/self/mountinfo"))
     privileged = is_privileged()
     systemd = os.path.isdir("/run/systemd/system")
     found = survey(mounted, memberships(read("/proc/self/cgroup")), privileged)

@@ -63,7 +63,7 @@ def as_root(command: str, argument: str = "") -> str:
     return words if os.geteuid() == 0 else f"sudo {words}"
 
 
-def sysctl(name: str, value: int) -> str:
+def sysctl(name: str, value: int | str) -> str:
     """The command that sets a sysctl now and after the next boot."""
     return as_root(f"sysctl -w {name}={value} && echo {name}={value} >> {SYSCTL_FILE}")
 

@@ -14,6 +14,7 @@ from nsbox.doctor.attempt import Outcome, attempt
 from nsbox.doctor.fact import Fact, as_root, newer_kernel
 from nsbox.doctor.identity import is_privileged
 from nsbox.probe import state_path
+from nsbox.resources.cgroup_fs import unescape
 from nsbox.resources.ids import FIRST, SIZE
 
 _OPEN_TREE_CLONE = 1
@@ -21,14 +22,6 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
 _MOUNT_ATTR_IDMAP = 0x00100000
 _LAYERS = "lowerdir=lower,upperdir=upper,workdir=work"
-
-
-def unescape(field: str) -> str:
-    """A path of mountinfo as it is: space, tab, newline and backslash stand there in octal."""
-    raw = os.fsencode(field)
-    for code in (b"\\040", b"\\011", b"\\012", b"\\134"):
-        raw = raw.replace(code, bytes([int(code[1:], 8)]))
-    return os.fsdecode(raw)
 
 
 def file_system_of(path: str, mountinfo: str) -> str:

@@ -12,26 +12,14 @@ from typing import NamedTuple
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import attempt
 from nsbox.doctor.fact import read
-from nsbox.doctor.filesystems import unescape
+from nsbox.resources.cgroup_fs import Mount
 
-#: Names of v1 controllers, as they stand among the mount options.
-CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "blkio", "devices", "freezer", "hugetlb", "io")
 _LIMIT_FILES = {
     "memory": ("memory.max", "memory.limit_in_bytes"),
     "pids": ("pids.max", "pids.max"),
     "cpu": ("cpu.max", "cpu.cfs_quota_us"),
 }
 _CLONE_INTO_CGROUP = 0x200000000
-
-
-class Hierarchy(NamedTuple):
-    """One mounted cgroup file system."""
-
-    version: int
-    point: str  #: mount point
-    root: str  #: which of its groups is mounted there
-    controllers: tuple[str, ...]  #: v1 only; those of v2 are in cgroup.controllers
-    options: tuple[str, ...]
 
 
 class Group(NamedTuple):
@@ -43,48 +31,11 @@ class Group(NamedTuple):
     swap: bool = False  #: swap can be limited there
 
 
-def hierarchies(mountinfo: str) -> list[Hierarchy]:
-    """The cgroup file systems in /proc/self/mountinfo."""
-    found = []
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 6 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        options = tuple(kind[2].split(","))
-        version = 2 if kind[0] == "cgroup2" else 1
-        controllers = tuple(name for name in CONTROLLERS if name in options) if version == 1 else ()
-        found.append(Hierarchy(version, unescape(fields[4]), unescape(fields[3]), controllers, options))
-    return found
-
-
-def memberships(text: str) -> dict[str, str]:
-    """Path of the group by controller, from /proc/self/cgroup; that of v2 is under ""."""
-    found = {}
-    for line in text.splitlines():
-        fields = line.split(":", 2)
-        if len(fields) == 3:
-            found.update(dict.fromkeys(fields[1].split(","), fields[2]))
-    return found
-
-
-def layout(mounted: list[Hierarchy]) -> str:
+def layout(mounted: list[Mount]) -> str:
     """v2, v1, hybrid or none."""
     v2 = any(one.version == 2 for one in mounted)
     v1 = any(one.controllers for one in mounted)
     return "hybrid" if v1 and v2 else "v2" if v2 else "v1" if v1 else "none"
-
-
-def directory(hierarchy: Hierarchy, path: str) -> str | None:
-    """Where a group shows in a mounted hierarchy; None where it is outside of what is mounted."""
-    if path.startswith("/.."):
-        return None
-    inner = path
-    if hierarchy.root != "/":
-        if path != hierarchy.root and not path.startswith(hierarchy.root + "/"):
-            return None
-        inner = path[len(hierarchy.root) :]
-    return os.path.normpath(hierarchy.point + "/" + inner)
 
 
 # Attempts ---------------------------------------------------------------------------------------------------------
@@ -138,7 +89,7 @@ def _try_v2(parent: str) -> Group | OSError:
     return Group(parent, tuple(sorted(enabled)), "cgroup.kill" in files, swap)
 
 
-def _try_v1(parent: str, controllers: tuple[str, ...]) -> Group | OSError:
+def _try_v1(parent: str, controllers: frozenset[str]) -> Group | OSError:
     try:
         with _made(parent) as group:
             outcome = attempt(lambda: _moved_into(group))
@@ -147,7 +98,7 @@ def _try_v1(parent: str, controllers: tuple[str, ...]) -> Group | OSError:
             files = set(os.listdir(group))
     except OSError as error:
         return error
-    usable = tuple(name for name in controllers if _LIMIT_FILES.get(name, ("", ""))[1] in files)
+    usable = tuple(name for name in sorted(controllers) if _LIMIT_FILES.get(name, ("", ""))[1] in files)
     return Group(parent, usable, False, "memory.memsw.limit_in_bytes" in files)
 
 
@@ -162,7 +113,7 @@ class Survey(NamedTuple):
     own: tuple[str, ...] = ()  #: the caller's own groups of v1 with a limit that sandboxes have
 
 
-def survey(mounted: list[Hierarchy], member: dict[str, str], privileged: bool) -> Survey:
+def survey(mounted: list[Mount], member: dict[str, str], privileged: bool) -> Survey:
     """Try to make groups: below the caller's own one, and for root at the top of v2 as well."""
     v2: Group | None = None
     v1: dict[str, Group] = {}
@@ -170,7 +121,7 @@ def survey(mounted: list[Hierarchy], member: dict[str, str], privileged: bool) -
     known: set[str] = set()
     v1_groups: list[str] = []
     for one in mounted:
-        own = directory(one, member.get("" if one.version == 2 else (one.controllers or ("",))[0], "/"))
+        own = one.directory(member.get(min(one.controllers, default=""), "/"))
         if one.version == 2:
             known.update(read(os.path.join(one.point, "cgroup.controllers")).split())
             # Below a group that holds processes no controller can be switched on, except at the top.
@@ -178,7 +129,7 @@ def survey(mounted: list[Hierarchy], member: dict[str, str], privileged: bool) -
             results = [_try_v2(parent) for parent in parents if parent and v2 is None]
             groups = [result for result in results if isinstance(result, Group)]
             v2 = v2 or (groups[0] if groups else None)
-        elif set(one.controllers) & set(_LIMIT_FILES):
+        elif one.controllers & set(_LIMIT_FILES):
             known.update(one.controllers)
             v1_groups += [own] if own else []
             results = [_try_v1(own, one.controllers)] if own else []

@@ -1,11 +1,11 @@
 """Who the caller is, and which ids its sandboxes can have."""
 
 import errno
-import functools
 import os
 import re
 import stat
 
+from nsbox import probe
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import attempt
 from nsbox.doctor.fact import Fact, as_root, install, number, read
@@ -18,8 +18,7 @@ _CAPABILITY_NUMBERS = {"chown": 0, "setgid": 6, "setuid": 7, "sys_admin": 21}
 
 def effective_capabilities() -> tuple[set[str], bool]:
     """Names of the capabilities in the effective set, and whether they are all that the kernel has."""
-    mask = re.search(r"^CapEff:\s*([0-9a-f]+)", read("/proc/self/status"), re.MULTILINE)
-    bits = int(mask[1], 16) if mask else 0
+    bits = probe.effective_capabilities() if os.path.exists("/proc/self/status") else 0
     try:
         import prctl
     except ImportError:
@@ -32,19 +31,15 @@ def effective_capabilities() -> tuple[set[str], bool]:
 
 def privileged(uid: int, capabilities: set[str], uid_map: str) -> bool:
     """Whether a caller is root in the sense that matters: it may map ids that are not its own, and mount."""
-    extents = [[int(word) for word in line.split()] for line in uid_map.splitlines()]
-    whole = any(first == 0 and count >= 1 << 31 for first, _, count in extents)
-    return uid == 0 and whole and capabilities.issuperset(ROOT_CAPABILITIES)
-
-
-@functools.cache
-def _is_privileged(uid: int, pid: int) -> bool:
-    return privileged(uid, effective_capabilities()[0], read("/proc/self/uid_map"))
+    return uid == 0 and probe.whole_range_mapped(uid_map) and capabilities.issuperset(ROOT_CAPABILITIES)
 
 
 def is_privileged() -> bool:
-    """``privileged`` for the caller as it is now."""
-    return _is_privileged(os.geteuid(), os.getpid())
+    """``privileged`` for the caller as it is now; without /proc, by which it is told, nobody is."""
+    try:
+        return probe.is_privileged()
+    except OSError:
+        return False
 
 
 def caller(uid: int, gid: int, capabilities: set[str], complete: bool, uid_map: str) -> Fact:
@@ -59,6 +54,40 @@ def caller(uid: int, gid: int, capabilities: set[str], complete: bool, uid_map: 
         return Fact("caller", False, value, reason, f"in a container: start it with {flags}")
     reason = "root of a user namespace that maps only some ids is treated as an ordinary user"
     return Fact("caller", False, value, reason, "run nsbox in the initial user namespace")
+
+
+#: Groups whose members are root, or read what only root should, in all but name; of common distributions.
+MIGHTY_GROUPS = frozenset(
+    ("adm", "disk", "docker", "incus-admin", "kmem", "libvirt", "lxd", "shadow", "sudo", "systemd-journal", "wheel")
+)
+
+
+def mighty_groups(held: set[str], user: str, privileged: bool) -> Fact:
+    """Supplementary groups of an ordinary caller stay with what runs inside: user_namespaces(7) says why."""
+    if privileged:
+        return Fact("groups", True, "not needed: root's sandboxes have none")
+    found = sorted(held & MIGHTY_GROUPS)
+    if not found:
+        return Fact("groups", True, "none that matters")
+    reason = (
+        f"what runs inside keeps {', '.join(found)}: files and sockets of such a group that are mounted can be used"
+    )
+    remedy = (
+        as_root("; ".join(f"gpasswd -d {user} {name}" for name in found)) + ", or run agents as a user of their own"
+    )
+    return Fact("groups", False, ", ".join(found), reason, remedy)
+
+
+def _groups() -> set[str]:
+    import grp
+
+    found = set()
+    for number_ in os.getgroups():
+        try:
+            found.add(grp.getgrgid(number_).gr_name)
+        except KeyError:
+            found.add(str(number_))
+    return found
 
 
 # Ranges of ids ----------------------------------------------------------------------------------------------------
@@ -125,6 +154,16 @@ def id_ranges(uid: int, user: str, subuid: str, subgid: str, paths: list[str | N
     return None
 
 
+def _user() -> str:
+    """The caller's name, or its uid as text."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def id_range() -> Fact:
     """Whether a sandbox can have ids of its own, beyond the caller's single one."""
     if is_privileged():
@@ -133,14 +172,9 @@ def id_range() -> Fact:
             return Fact("id_range", True, f"{FIRST}+{SIZE} and those above", needed=True)
         remedy = "run nsbox in the initial user namespace, with CAP_SETUID and CAP_SETGID"
         return Fact("id_range", False, False, outcome.error, remedy, True)
-    import pwd
     import shutil
 
-    uid = os.geteuid()
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
+    uid, user = os.geteuid(), _user()
     subuid, subgid = read("/etc/subuid"), read("/etc/subgid")
     missing = id_ranges(uid, user, subuid, subgid, [shutil.which("newuidmap"), shutil.which("newgidmap")])
     if missing:
@@ -157,4 +191,5 @@ def facts(user_namespaces: bool) -> list[Fact]:
     """All facts of this module; ranges of ids only where there are user namespaces to map them in."""
     capabilities, complete = effective_capabilities()
     who = caller(os.geteuid(), os.getegid(), capabilities, complete, read("/proc/self/uid_map"))
-    return [who, *([id_range()] if user_namespaces else [])]
+    member = mighty_groups(_groups(), _user(), is_privileged())
+    return [who, member, *([id_range()] if user_namespaces else [])]

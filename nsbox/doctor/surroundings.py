@@ -31,6 +31,15 @@ def overcommit(setting: int | None) -> Fact:
     return Fact("memory_overcommit", False, value, reason, sysctl("vm.overcommit_memory", 0))
 
 
+def core_pattern(pattern: str) -> Fact:
+    """kernel.core_pattern, core(5): a pipe is run for every crash inside, whatever the limit on core files is."""
+    program = pattern.strip()
+    if not program.startswith("|"):
+        return Fact("core_pattern", True, program or "none")
+    reason = f"for every crash inside the kernel runs {program[1:].split()[0]} on the host, on what the payload wrote"
+    return Fact("core_pattern", False, program, reason, sysctl("kernel.core_pattern", "core"))
+
+
 def container_kind(files: set[str], systemd: str, init_environment: str, cgroups: str, release: str) -> str:
     """The kind of container around this process, "" where none shows.
 
@@ -103,5 +112,6 @@ def facts() -> list[Fact]:
         Fact("container", True, container() or "none"),
         Fact("virtual_machine", True, virtual_machine() or "none"),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        core_pattern(read("/proc/sys/kernel/core_pattern")),
         overcommit(number(read("/proc/sys/vm/overcommit_memory"))),
     ]

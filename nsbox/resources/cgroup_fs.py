@@ -21,6 +21,7 @@ class Mount(NamedTuple):
     point: str
     root: str  #: the group that shows at ``point``
     controllers: frozenset[str]  #: v1 only: those of v2 are in cgroup.controllers
+    options: tuple[str, ...] = ()  #: of the mount, as they are written
 
     def directory(self, path: str) -> str | None:
         """Where the group ``path`` shows; None where it lies outside of what is mounted."""
@@ -30,7 +31,12 @@ class Mount(NamedTuple):
         return os.path.normpath(self.point + "/" + path[len(root) :])
 
 
-def _unescape(text: str) -> str:
+#: Words among the options of a v1 mount that name no controller.
+_FLAGS = frozenset(("rw", "ro", "none", "xattr", "noprefix", "clone_children", "cpuset_v2_mode", "favordynmods"))
+
+
+def unescape(text: str) -> str:
+    """A path of mountinfo as it is: space, tab, newline and backslash stand there in octal."""
     for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
         text = text.replace(code, character)
     return text
@@ -45,9 +51,10 @@ def mounts(mountinfo: str) -> list[Mount]:
         if len(fields) < 6 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
             continue
         version = 2 if kind[0] == "cgroup2" else 1
-        options = [option for option in kind[2].split(",") if "=" not in option and option not in ("rw", "ro")]
-        controllers = frozenset(options if version == 1 else ())
-        found.append(Mount(version, _unescape(fields[4]), _unescape(fields[3]), controllers))
+        options = tuple(kind[2].split(","))
+        names = frozenset(option for option in options if "=" not in option) - _FLAGS
+        controllers = names if version == 1 else frozenset()
+        found.append(Mount(version, unescape(fields[4]), unescape(fields[3]), controllers, options))
     return found
 
 

@@ -3,10 +3,10 @@
     python -m tests.escape.table --write
         puts it into the document, and the numbers into README.md
     python -m tests.escape.table --record FILE...
-        takes in results: of pytest --junitxml (here, as this caller), of nsbox selftest --json
+        takes results in: of pytest --junitxml (here, as this caller), or of nsbox selftest --json
 
-The attacks and controls are those of nsbox.selftest.catalogue; a test belongs to an attack by its name. Results are kept
-in results.json beside this file, by kernel, caller and attack.
+The attacks and controls are those of nsbox.selftest.catalogue; a test belongs to an attack by its name. Results are
+kept in results.json beside this file, by kernel, caller and attack.
 """
 
 import ast

@@ -29,6 +29,7 @@ from nsbox.doctor import (
 from nsbox.doctor import attempt as a
 from nsbox.doctor.attempt import Outcome, attempt
 from nsbox.doctor.render import render, to_json, verdict
+from nsbox.resources.cgroup_fs import Mount, memberships, mounts
 
 ORDINARY_UID = 61234
 PATIENT = 30.0  # seconds, for whole runs of the doctor in a child
@@ -145,6 +146,26 @@ ENOUGH = {"chown", "setgid", "setuid", "sys_admin"}
 )  # fmt: skip
 def test_privileged(uid: int, capabilities: set[str], uid_map: str, expected: bool) -> None:
     assert identity.privileged(uid, capabilities, uid_map) is expected
+
+
+def test_groups_that_stay_with_the_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    found = identity.mighty_groups({"a", "docker", "sudo"}, "a", False)
+    assert (found.ok, found.needed, found.value) == (False, False, "docker, sudo")
+    assert "gpasswd -d a docker; gpasswd -d a sudo" in found.remedy
+    assert identity.mighty_groups({"a"}, "a", False).ok
+    assert identity.mighty_groups({"docker"}, "root", True).ok
+
+
+@pytest.mark.parametrize(
+    "pattern, ok", [("core\n", True), ("", True), ("|/usr/lib/systemd/systemd-coredump %P %u\n", False)]
+)
+def test_core_pattern(pattern: str, ok: bool) -> None:
+    found = surroundings.core_pattern(pattern)
+    assert found.ok is ok
+    if not ok:
+        assert "runs /usr/lib/systemd/systemd-coredump on the host" in found.reason
+        assert "sysctl -w kernel.core_pattern=core" in found.remedy
 
 
 def test_caller() -> None:
@@ -399,10 +420,14 @@ HYBRID = """\
 
 
 def test_hierarchies() -> None:
-    (one,) = groups.hierarchies(UNIFIED)
+    (one,) = mounts(UNIFIED)
     assert (one.version, one.point, "nsdelegate" in one.options) == (2, "/sys/fs/cgroup", True)
-    found = groups.hierarchies(HYBRID)
-    assert [each.controllers for each in found] == [("cpu", "cpuacct"), ("memory",), (), ()]
+    found = mounts(HYBRID)
+    assert [sorted(each.controllers) for each in found] == [["cpu", "cpuacct"], ["memory"], [], []]
+    (odd,) = mounts(
+        UNIFIED.replace("cgroup2", "cgroup").replace("nsdelegate,memory_recursiveprot", "pids,xattr,favordynmods")
+    )
+    assert odd.controllers == {"pids"}
     assert groups.layout(found) == "hybrid"
     assert groups.layout([one]) == "v2"
     assert groups.layout(found[:2]) == "v1"
@@ -410,7 +435,7 @@ def test_hierarchies() -> None:
 
 
 def test_memberships() -> None:
-    found = groups.memberships("4:memory:/a:b\n3:cpu,cpuacct:/c\n0::/user.slice\n")
+    found = memberships("4:memory:/a:b\n3:cpu,cpuacct:/c\n0::/user.slice\n")
     assert found == {"memory": "/a:b", "cpu": "/c", "cpuacct": "/c", "": "/user.slice"}
 
 
@@ -426,7 +451,7 @@ def test_memberships() -> None:
     ],
 )
 def test_group_directory(root: str, path: str, expected: str | None) -> None:
-    assert groups.directory(groups.Hierarchy(2, "/m", root, (), ()), path) == expected
+    assert Mount(2, "/m", root, frozenset()).directory(path) == expected
 
 
 def surveyed(kind: str, **changes: Any) -> groups.Survey:
@@ -450,7 +475,7 @@ def surveyed(kind: str, **changes: Any) -> groups.Survey:
     ],
 )
 def test_memory_strength(found: groups.Survey, privileged: bool, systemd: bool, value: str, remedy: str) -> None:
-    got = cgroups.strength("memory", found, groups.hierarchies(UNIFIED), privileged, systemd)
+    got = cgroups.strength("memory", found, mounts(UNIFIED), privileged, systemd)
     assert (got.name, got.value, got.ok) == ("memory_limit", value, value == "kernel")
     assert remedy in got.remedy
     assert bool(got.reason) is not got.ok
@@ -467,10 +492,10 @@ def test_swap() -> None:
 
 def test_favordynmods() -> None:
     moved = surveyed("hybrid", v1={"memory": groups.Group("/g", ("memory",))})
-    assert cgroups.favordynmods(groups.hierarchies(UNIFIED), surveyed("v2")).ok
-    slow = cgroups.favordynmods(groups.hierarchies(UNIFIED), moved)
+    assert cgroups.favordynmods(mounts(UNIFIED), surveyed("v2")).ok
+    slow = cgroups.favordynmods(mounts(UNIFIED), moved)
     assert "mount -o remount,nsdelegate,memory_recursiveprot,favordynmods /sys/fs/cgroup" in slow.remedy
-    assert cgroups.favordynmods(groups.hierarchies(UNIFIED.replace("nsdelegate", "favordynmods")), moved).ok
+    assert cgroups.favordynmods(mounts(UNIFIED.replace("nsdelegate", "favordynmods")), moved).ok
 
 
 # Netlink ----------------------------------------------------------------------------------------------------------
