@@ -16,7 +16,7 @@ ABSENT = ("ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT")
 #: whom an attempt is of use to: anybody, or only who is root inside
 _REFUSED = ("EPERM",)
 _CLOSED = ("EPERM", "EACCES")
-_NOT_THERE = ("ENOENT", "EACCES", "EPERM", "EROFS", "empty")
+_NOT_THERE = ("ENOENT", "EACCES", "EPERM", "EROFS", "empty", "covered")
 _NO_SOCKET = ("EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "EPERM")
 _NAMESPACES = ("user", "mnt", "net", "pid", "ipc", "uts", "cgroup")
 

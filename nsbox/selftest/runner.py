@@ -1,5 +1,6 @@
 """Makes the attempts, one threat after the other, and counts what came of them."""
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -109,6 +110,24 @@ def _stages(stage: Stage, left: dict[str, str], told: Callable[[str], object]) -
     return found
 
 
+def _folder() -> str:
+    """A temporary directory that sandboxes can be given to write in: for root, not every file system will do."""
+    from nsbox import api
+
+    candidates = dict.fromkeys((tempfile.gettempdir(), "/var/tmp", "/dev/shm", "/run"))
+    for parent in candidates:
+        with contextlib.suppress(OSError):
+            folder = tempfile.mkdtemp(prefix="nsbox-selftest-", dir=parent)
+            os.chmod(folder, 0o755)
+            try:
+                api.run(["true"], rw=[(folder, "/mnt")])
+                return folder
+            except NsboxError:
+                os.rmdir(folder)
+    # None will do: the attempts that need one say why they could not be made.
+    return tempfile.mkdtemp(prefix="nsbox-selftest-")
+
+
 def run(profile: str = "default", told: Callable[[str], object] = lambda _: None) -> Report:
     """Attempt all that is safe on a user's host. ``told`` hears the id of each threat before it is attempted.
 
@@ -117,7 +136,7 @@ def run(profile: str = "default", told: Callable[[str], object] = lambda _: None
     for name in ("on_files", "on_network", "on_limits", "on_secrets"):
         importlib.import_module(f"nsbox.selftest.{name}")
     began = time.monotonic()
-    folder = tempfile.mkdtemp(prefix="nsbox-selftest-")
+    folder = _folder()
     os.chmod(folder, 0o755)
     left = {threat.id: threat.left for threat in THREATS if threat.left}
     try:

@@ -91,8 +91,11 @@ READS = {
 
 
 def _write(path: str) -> object:
-    os.close(os.open(path, os.O_WRONLY))
-    return "done"
+    held = os.open(path, os.O_WRONLY)
+    status = os.fstat(held)
+    os.close(held)
+    # What is covered by /dev/null may be written to: that is what covering means.
+    return "covered" if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3) else "done"
 
 
 def _read(path: str) -> object:
