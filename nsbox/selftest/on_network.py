@@ -137,7 +137,7 @@ def neighbours(stage: Stage) -> Iterator[Noted]:
         works=works and bool(found),
         stopped="done" not in found,
         control="in its own sandbox it is reached",
-        inside=", ".join(found),
+        inside=", ".join(found) or "not looked at",
     )
 
 

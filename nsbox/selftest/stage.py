@@ -108,8 +108,8 @@ def parse(said: bytes) -> dict[str, str]:
 
 
 def noted(threat: str, attack: str, *, works: bool, stopped: bool, control: str, inside: str) -> Noted:
-    """A verdict: what got through is through, whatever the control says."""
-    result = "through" if not stopped else "stopped" if works else "not shown"
+    """A verdict: what got through is through, whatever the control says. ``inside`` is "" for what was not reached."""
+    result = "not shown" if not inside else "through" if not stopped else "stopped" if works else "not shown"
     return Noted(threat, attack, control, inside, result)
 
 

@@ -59,10 +59,11 @@ def test_judge(control: str, inside: str, verdict: str) -> None:
 
 
 def test_what_got_through_is_through_without_a_control_too() -> None:
-    told: dict[str, Any] = {"control": "", "inside": ""}
+    told: dict[str, Any] = {"control": "", "inside": "EPERM"}
     assert noted("K01", "x", works=False, stopped=False, **told).result == "through"
     assert noted("K01", "x", works=False, stopped=True, **told).result == "not shown"
     assert noted("K01", "x", works=True, stopped=True, **told).result == "stopped"
+    assert noted("K01", "x", works=True, stopped=False, control="", inside="").result == "not shown", "not reached"
 
 
 def test_lines_of_the_program() -> None:

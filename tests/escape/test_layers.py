@@ -1,0 +1,85 @@
+"""Layers that stand behind others: each is shown by what it alone does, so that losing it turns a test red."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import nsbox
+
+Run = Callable[[str], str]
+
+STATUS = """
+for pid in ("1", "self"):
+    with open(f"/proc/{pid}/status") as file:
+        rows = dict(line.rstrip("\\n").split(":\\t", 1) for line in file if ":\\t" in line)
+    print(pid, rows["CapInh"], rows["CapPrm"], rows["CapEff"], rows["CapBnd"], rows["CapAmb"], rows["NoNewPrivs"],
+          rows["Seccomp"])
+"""
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_K18_init_and_payload_have_no_right_in_any_set(uid: int) -> None:
+    """Init is no better than the payload: taken over, it has nothing to give."""
+    lines = nsbox.run(["python3", "-c", STATUS], uid=uid).check().stdout_text.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        words = line.split()
+        assert {int(word, 16) for word in words[1:6]} == {0}, line
+        assert words[6:8] == ["1", "2"], line
+
+
+# landlock(7): sixteen domains can be stacked on a process. Each one that is there already is one fewer.
+DOMAINS = """
+import ctypes, errno, struct
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)
+def call(number, *words):
+    result = libc.syscall(ctypes.c_long(number), *words)
+    if result < 0: raise OSError(ctypes.get_errno(), "")
+    return result
+attributes = struct.pack("Q", 1 << 12)  # make a socket: nothing that Python needs
+count = 0
+try:
+    while count < 20:
+        call(446, call(444, attributes, ctypes.c_size_t(len(attributes)), 0), 0)
+        count += 1
+except OSError as error:
+    print(count, errno.errorcode[error.errno])
+"""
+
+
+@pytest.mark.skipif(
+    not nsbox.run(["true"]).enforced["landlock"]["how"].startswith("ABI"), reason="this kernel has no Landlock"
+)
+@pytest.mark.parametrize("profile", ["default", "strict", "permissive"])
+def test_the_landlock_domain_is_there(profile: str) -> None:
+    made = subprocess.run([sys.executable, "-c", DOMAINS], capture_output=True, text=True, check=True)
+    count, name = made.stdout.split()
+    assert name == "E2BIG", "the control"
+    inside = nsbox.run(["python3", "-c", DOMAINS], profile=profile).stdout_text.split()
+    assert inside == [str(int(count) - 1), "E2BIG"]
+    assert nsbox.run(["python3", "-c", DOMAINS], landlock=False).stdout_text.split() == [count, "E2BIG"]
+
+
+MOUNTS = """
+for line in open("/proc/self/mountinfo"):
+    before, _, after = line.partition(" - ")
+    print(before.split()[4], before.split()[5], after.split()[0], ",".join(sorted(before.split()[6:])) or "-")
+"""
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_every_mount_has_its_attributes(uid: int) -> None:
+    """Each of nosuid, nodev and read-only where it belongs, and no mount that hears of another's."""
+    rows = [line.split() for line in nsbox.run(["python3", "-c", MOUNTS], uid=uid).check().stdout_text.splitlines()]
+    assert len(rows) > 8
+    for place, options, kind, propagation in rows:
+        words = set(options.split(","))
+        # A device of the host, bound by itself: nothing else is on that mount.
+        if kind not in ("devtmpfs", "devpts"):
+            assert {"nosuid", "nodev"} <= words, place
+        if place in ("/usr", "/dev", "/proc/sys", "/proc/bus", "/proc/fs", "/proc/irq"):
+            assert "ro" in words, place
+        assert propagation == "-", place
