@@ -241,7 +241,6 @@ def test_a_bug_is_one_line(fake: Any, capfd: pytest.CaptureFixture[str], monkeyp
         (["python", "--python", "/bin/true", "-c", ""], "does not answer as a Python 3"),
         (["rnu", "true"], "did you mean run"),
         (["ls", "-l"], "to run a program: nsbox run -- ls"),
-        (["selftest"], "not in this version"),
         (["bench", "strat"], "did you mean start"),
         (["profiles", "nope"], "is not known"),
     ],
