@@ -1,6 +1,7 @@
 """``nsbox gc``: remove what killed processes have left, now, and say what it was.
 
-Every process does the same by itself after its first sandbox; this is for hosts on which none may follow.
+Processes do the same by themselves after their first sandbox, once in ten seconds all together; this is for hosts on
+which none may follow, and for those who will not wait.
 """
 
 from nsbox import probe
