@@ -15,74 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-USAGE = """\
-usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]        one fresh sandbox, one command, gone afterwards
-       nsbox shell [OPTIONS]                            an interactive shell in a fresh sandbox
-       nsbox python [OPTIONS] FILE|-|-c CODE [ARG...]   this interpreter and its packages in a fresh sandbox
-       nsbox profiles [NAME]                            the shipped profiles, or one of them in full
-       nsbox doctor [--json]                            what this host can enforce, and what mends the rest
-       nsbox log [FILE] [--follow] [--sandbox ID]       the boundary log, readable
-       nsbox stats [FILE...] [--json] [--html FILE]     the numbers over boundary logs
-       nsbox bench [WHAT...] [--quick]                  what isolation costs on this host
-       nsbox selftest [--json] [--profile NAME|FILE]    attack a sandbox on this host, and say what was stopped
-       nsbox gc                                         remove what killed processes have left, and say what it was
-       nsbox --version
-"""
-_EXAMPLES = """
-examples:
-  nsbox run -- sh -c 'id; ls -la ~; ps'
-  nsbox run --workspace . --timeout 2m -- make test
-  nsbox run --ro data.csv:/data.csv --memory 1G -- python3 -c 'print(open("/data.csv").readline())'
-  nsbox python --ro ./dataset:/data script.py
-
-Exit status: the command's own; 128+n where signal n ended it; 124 after a time limit; 137 for memory; 125 where nsbox
-itself could not, with the reason on standard error; 126 where the command could not be executed; 127 where it was not
-found.
-"""
-_USAGES = {
-    "run": "usage: nsbox run [OPTIONS] [--] COMMAND [ARG...]\n\nRuns COMMAND in a fresh sandbox that is thrown away.\n",
-    "shell": """\
-usage: nsbox shell [OPTIONS]
-
-An interactive shell in a fresh sandbox, on a terminal of the sandbox's own. There is no time limit unless one is given.
-""",
-    "python": """\
-usage: nsbox python [OPTIONS] FILE|-|-c CODE [ARG...]
-
-Runs Python code in a fresh sandbox that is thrown away, with this interpreter and its packages, read-only. Only FILE
-itself is shown inside, read-only too; - reads the code from standard input.
-""",
-    "log": """\
-usage: nsbox log [FILE] [OPTIONS]
-
-Prints a boundary log, one line for each event. FILE is $NSBOX_LOG where none is named.
-""",
-    "stats": """\
-usage: nsbox stats [FILE...] [OPTIONS]
-
-Counts over boundary logs, in any order: how much runs in sandboxes, how long they live, which limits are hit, what is
-let through, which secrets are present. FILE is $NSBOX_LOG where none is named.
-""",
-    "bench": """\
-usage: nsbox bench [WHAT...] [OPTIONS]
-
-Measures what isolation costs on this host. WHAT is one or more of
-  layers      one layer added at a time, from a bare process to filtered egress
-  start       a fresh sandbox against posix_spawn and the programs of this host that isolate
-  runtime     the same work inside and outside
-  throughput  starts a second with several workers
-  memory      what idle sandboxes hold
-  program     this command as a process of its own
-  pools       sandboxes and interpreters made ahead
-and the first three where none is named. It takes minutes, or seconds with --quick, on a machine that does nothing else.
-""",
-    "selftest": """\
-usage: nsbox selftest [OPTIONS]
-
-Attempts attacks from inside sandboxes on this host, each after a control that shows that it works outside. It changes
-nothing on the host. Exit status: 0 when all were stopped, 1 when something got through, 125 when it could not be run.
-""",
-}
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -110,13 +42,19 @@ def _print(text: str) -> None:
     Output(1, None, keep=False).write(text.encode("utf-8", "surrogateescape"))
 
 
+def _help(name: str, status: int = 0) -> int:
+    from nsbox.cli_words import help_of
+
+    _print(help_of(name, _width()))
+    return status
+
+
 def _run(arguments: list[str]) -> int:
-    from nsbox.cli_options import RUN, help_text, parse
+    from nsbox.cli_options import RUN, parse
 
     values, command = parse(arguments, RUN)
     if values.get("help"):
-        _print(_USAGES["run"] + help_text(RUN, _width()) + _EXAMPLES)
-        return 0
+        return _help("run")
     if not command:
         raise SpecError("run: no command; write it after the options: nsbox run -- COMMAND")
     from nsbox.cli_run import run
@@ -125,12 +63,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def _shell(arguments: list[str]) -> int:
-    from nsbox.cli_options import RUN, help_text, parse
+    from nsbox.cli_options import RUN, parse
 
     values, words = parse(arguments, RUN)
     if values.get("help"):
-        _print(_USAGES["shell"] + help_text(RUN, _width()))
-        return 0
+        return _help("shell")
     if words:
         raise SpecError(f"shell: takes no command; for a command on a terminal: nsbox run --tty -- {words[0]}")
     from nsbox.cli_shell import shell
@@ -139,12 +76,11 @@ def _shell(arguments: list[str]) -> int:
 
 
 def _python(arguments: list[str]) -> int:
-    from nsbox.cli_options import PYTHON, help_text, parse
+    from nsbox.cli_options import PYTHON, parse
 
     values, words = parse(arguments, PYTHON, ends="-c")
     if values.get("help"):
-        _print(_USAGES["python"] + help_text(PYTHON, _width()) + _EXAMPLES)
-        return 0
+        return _help("python")
     from nsbox.cli_python import run_python
 
     return run_python(values, words)
@@ -156,8 +92,7 @@ def _profiles(arguments: list[str]) -> int:
 
     values, words = parse(arguments, HELP)
     if values.get("help") or len(words) > 1:
-        _print("usage: nsbox profiles [NAME]\n\nLists the shipped profiles, or prints one of them in full.\n")
-        return 0 if values.get("help") else 125
+        return _help("profiles", 0 if values.get("help") else 125)
     if words:
         _print(profiles.text_of(words[0]))
     else:
@@ -166,12 +101,11 @@ def _profiles(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    from nsbox.cli_options import DOCTOR, help_text, parse
+    from nsbox.cli_options import DOCTOR, parse
 
     values, words = parse(arguments, DOCTOR)
     if values.get("help") or words:
-        _print("usage: nsbox doctor [--json]\n\nProbes what this host can enforce.\n" + help_text(DOCTOR, _width()))
-        return 0 if values.get("help") else 125
+        return _help("doctor", 0 if values.get("help") else 125)
     from nsbox import doctor
 
     found = doctor.facts()
@@ -181,48 +115,44 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _log(arguments: list[str]) -> int:
-    from nsbox.cli_options import LOG, help_text, parse
+    from nsbox.cli_options import LOG, parse
 
     values, words = parse(arguments, LOG, anywhere=True)
     if values.get("help"):
-        _print(_USAGES["log"] + help_text(LOG, _width()))
-        return 0
+        return _help("log")
     from nsbox import cli_log
 
     return cli_log.show(values, words, _colour())
 
 
 def _stats(arguments: list[str]) -> int:
-    from nsbox.cli_options import STATS, help_text, parse
+    from nsbox.cli_options import STATS, parse
 
     values, words = parse(arguments, STATS, anywhere=True)
     if values.get("help"):
-        _print(_USAGES["stats"] + help_text(STATS, _width()))
-        return 0
+        return _help("stats")
     from nsbox import cli_stats
 
     return cli_stats.show(values, words)
 
 
 def _bench(arguments: list[str]) -> int:
-    from nsbox.cli_options import BENCH, help_text, parse
+    from nsbox.cli_options import BENCH, parse
 
     values, words = parse(arguments, BENCH, anywhere=True)
     if values.get("help"):
-        _print(_USAGES["bench"] + help_text(BENCH, _width()))
-        return 0
+        return _help("bench")
     from nsbox import cli_bench
 
     return cli_bench.show(values, words, _print)
 
 
 def _selftest(arguments: list[str]) -> int:
-    from nsbox.cli_options import SELFTEST, help_text, parse
+    from nsbox.cli_options import SELFTEST, parse
 
     values, words = parse(arguments, SELFTEST)
     if values.get("help"):
-        _print(_USAGES["selftest"] + help_text(SELFTEST, _width()))
-        return 0
+        return _help("selftest")
     from nsbox import cli_selftest
 
     return cli_selftest.selftest(values, words, _colour(), _width())
@@ -233,11 +163,22 @@ def _gc(arguments: list[str]) -> int:
 
     values, words = parse(arguments, HELP)
     if values.get("help") or words:
-        _print("usage: nsbox gc\n\nRemoves what killed processes have left, one line for each. Exit status: 0.\n")
-        return 0 if values.get("help") else 125
+        return _help("gc", 0 if values.get("help") else 125)
     from nsbox import gc
 
     _print("".join(line + "\n" for line in gc.collect()) or "nothing was left\n")
+    return 0
+
+
+def _completion(arguments: list[str]) -> int:
+    from nsbox.cli_options import HELP, parse
+
+    values, words = parse(arguments, HELP)
+    if values.get("help"):
+        return _help("completion")
+    from nsbox.cli_completion import script
+
+    _print(script(words))
     return 0
 
 
@@ -258,16 +199,21 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "selftest": _selftest,
     "gc": _gc,
+    "completion": _completion,
 }
 
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments:
-        sys.stderr.write(USAGE)
+        from nsbox.cli_words import usage
+
+        sys.stderr.write(usage())
         return 125
     word = arguments[0]
     if word in ("--help", "-h", "help"):
-        _print(USAGE + "\nnsbox run --help tells the options." + "\n" + _EXAMPLES)
+        from nsbox.cli_words import examples, usage
+
+        _print(usage() + "\nnsbox run --help tells the options.\n" + examples(_width()))
         return 0
     if word in ("--version", "-V"):
         _print(_version())

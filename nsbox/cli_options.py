@@ -161,7 +161,7 @@ PYTHON = (
     *RUN,
 )
 
-HELP = RUN[-1:]
+HELP = (RUN[-1]._replace(group="Options"),)
 LOG = (
     Option("--sandbox", "sandbox", TEXT, "ID", "one run as a story; the beginning of its id will do", "Options", True),
     Option("--follow", "follow", ON, "", "go on with what is appended, until interrupted", "Options", True, "-f"),

@@ -21,8 +21,8 @@ ORDER = (
     "diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | ahead | "
     "pool python_pool | metrics metrics_text metrics_html coverage logview gc | api | rooted | "
     "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool |  | python_env | "
-    "bench selftest | cli_options cli_output | cli_review cli_log cli_stats cli_bench cli_selftest | "
-    "cli_shell cli_run | cli_python | cli | "
+    "bench selftest | cli_options cli_output cli_words | "
+    "cli_review cli_log cli_stats cli_bench cli_selftest cli_completion | cli_shell cli_run | cli_python | cli | "
     "__main__ | integrations"
 )
 RANK = {name: rank for rank, group in enumerate(ORDER.split("|")) for name in group.split() or [""]}
