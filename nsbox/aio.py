@@ -11,8 +11,9 @@ import select
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
+from nsbox.aio_wait import settled, whole
 from nsbox.box import Sandbox
 from nsbox.change import ChangeSet
 from nsbox.launch import Argument
@@ -25,7 +26,6 @@ from nsbox.supervise import Run
 if TYPE_CHECKING:
     from nsbox.outgoing import Applied, Exported
 
-T = TypeVar("T")
 MAX_BUFFERED = 1 << 20  #: bytes that an iterator holds for a slow consumer before the command has to wait
 
 
@@ -178,11 +178,11 @@ class AsyncProcess:
         self._watch.update()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the command's first process."""
+        """Send signal ``number`` to the command's first process."""
         self._process.send_signal(number)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Change a terminal's size, once the command is started."""
+        """Change a terminal's size to ``rows`` and ``columns`` of characters, once the command is started."""
         if self._process.watched.started:
             self._process.resize(rows, columns)
 
@@ -190,14 +190,8 @@ class AsyncProcess:
         """Kill the tree and wait until it is gone, however often this is cancelled itself; the host's own grace time
         bounds it."""
         self.kill()
-        cancelled = False
-        while not self._done.done():
-            try:
-                await asyncio.wait([self._done])
-            except asyncio.CancelledError:
-                cancelled = True
-        if cancelled:
-            raise asyncio.CancelledError
+        if cancelled := await settled(self._done):
+            raise cancelled
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         """("stdout" or "stderr", bytes) as they come, to the end. A slow consumer makes the command wait."""
@@ -221,7 +215,9 @@ class AsyncProcess:
             yield item
 
     async def write(self, data: bytes | str) -> None:
-        """Give the command more input (``stdin=PIPE``), waiting while it takes none. Raises BrokenPipeError."""
+        """Give the command ``data`` (text: as UTF-8) to read, waiting while it takes none; only with ``stdin=PIPE``.
+
+        Raises BrokenPipeError when nobody reads it (any more)."""
         view = memoryview(data.encode() if isinstance(data, str) else data)
         while view:
             fd = self._process.input()
@@ -259,13 +255,18 @@ def _wake(waiter: "asyncio.Future[None]") -> None:
 
 
 class AsyncSandbox:
-    """``Sandbox`` for asyncio: ``async with AsyncSandbox(...) as box: await box.run([...])``."""
+    """``Sandbox`` for asyncio: ``async with AsyncSandbox(...) as box: await box.run([...])``.
+
+    Made from a ``spec`` or from the ``options`` of one, and ``log`` and ``snapshot`` as in ``Sandbox``; launched by
+    ``async with``. Raises SpecError when it is made, and what ``Sandbox`` raises when it is launched.
+    """
 
     def __init__(self, spec: Spec | None = None, **options: Any) -> None:
         # Checked here and now, so that a mistake shows where it is made.
         self.spec = spec.replace(**{k: v for k, v in options.items() if k not in ("log", "snapshot")}) if spec else None
         self._make = partial(Sandbox, spec, **options)
         self._box: Sandbox | None = None
+        self._abandoned = False  #: nobody waits for the launch any more
         self._processes: set[AsyncProcess] = set()
 
     @property
@@ -276,24 +277,36 @@ class AsyncSandbox:
         return self._box
 
     async def start(self) -> Self:
-        """Launch it. Raises what ``nsbox.Sandbox`` raises. Cancelled, it leaves nothing behind."""
-        future = asyncio.get_running_loop().run_in_executor(None, self._make)
+        """Launch it. Raises what ``nsbox.Sandbox`` raises. Cancelled, it waits until nothing is left."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(None, self._launch)
         try:
-            self._box = await asyncio.shield(future)
+            await asyncio.wait([future])
         except asyncio.CancelledError:
-            future.add_done_callback(_close_late)
+            self._abandoned = True
+            await settled(future)
+            if future.exception() is None and (box := future.result()) is not None:
+                await settled(loop.run_in_executor(None, box.close))
             raise
+        self._box = future.result()
         return self
 
+    def _launch(self) -> Sandbox | None:
+        return None if self._abandoned else self._make()
+
     async def popen(self, argv: Sequence[Argument] | str, **options: Any) -> AsyncProcess:
-        """Start a command; the keywords are those of ``Sandbox.popen``. Callbacks are called by the loop."""
+        """Start ``argv``, a list, or shell text for ``sh -c``; the ``options`` are those of ``Sandbox.popen``.
+
+        It blocks for some hundred microseconds. Callbacks are called by the loop. Raises SandboxUnavailable."""
         process = AsyncProcess(self.box.popen(argv, **options))
         self._processes.add(process)
         process._done.add_done_callback(lambda _: self._processes.discard(process))
         return process
 
     async def run(self, argv: Sequence[Argument] | str, **options: Any) -> Result:
-        """Run a command to its end. Cancelled, it kills the command's tree and waits for it."""
+        """Run ``argv`` to its end; the ``options`` are those of ``Sandbox.popen``.
+
+        Cancelled, it kills the command's tree and waits until that is gone. Raises what ``Process.wait`` raises."""
         process = await self.popen(argv, **options)
         try:
             return await process.wait()
@@ -302,26 +315,32 @@ class AsyncSandbox:
             raise
 
     async def read_file(self, path: str | os.PathLike[str], **options: Any) -> bytes:
-        """See ``Files.read_file``."""
+        """``Files.read_file`` in the loop's executor: the bytes at ``path``. Raises what that raises.
+
+        ``options``: ``max_bytes``."""
         return await asyncio.to_thread(self.box.read_file, path, **options)
 
     async def write_file(self, path: str | os.PathLike[str], data: bytes | str, **options: Any) -> None:
-        """See ``Files.write_file``."""
+        """``Files.write_file`` in the loop's executor: ``data`` becomes what ``path`` holds. Raises what that raises.
+
+        ``options``: ``mode``."""
         await asyncio.to_thread(self.box.write_file, path, data, **options)
 
     async def changes(self) -> ChangeSet:
-        """See ``Sandbox.changes``."""
-        return await _whole(self.box.changes)
+        """What has changed in the workspace until now. Raises SpecError where there is none."""
+        return await whole(self.box.changes)
 
     async def diff(self) -> str:
-        """See ``Sandbox.diff``."""
-        return await _whole(self.box.diff)
+        """The same as unified text for people. Raises SpecError where there is no workspace."""
+        return await whole(self.box.diff)
 
     async def export(
         self, directory: str | os.PathLike[str], *, allow_trusted: Collection[str] | bool = ()
     ) -> "Exported":
-        """See ``Sandbox.export``. Cancelled, it waits until all is copied, and raises then."""
-        return await _whole(partial(self.box.export, directory, allow_trusted=allow_trusted))
+        """Copy what changed into ``directory``, new or empty; ``allow_trusted`` and errors as in ``Sandbox.export``.
+
+        Cancelled, it waits until all is copied, and raises then."""
+        return await whole(partial(self.box.export, directory, allow_trusted=allow_trusted))
 
     async def apply(
         self,
@@ -330,15 +349,17 @@ class AsyncSandbox:
         force: bool = False,
         allow_trusted: Collection[str] | bool = (),
     ) -> "Applied":
-        """See ``Sandbox.apply``. Cancelled, it waits until all is written back, and raises then."""
-        return await _whole(partial(self.box.apply, paths, force=force, allow_trusted=allow_trusted))
+        """Write changes, or those of ``paths``, back; ``force``, ``allow_trusted`` and errors as in ``Sandbox.apply``.
+
+        Cancelled, it waits until all is written back, and raises then."""
+        return await whole(partial(self.box.apply, paths, force=force, allow_trusted=allow_trusted))
 
     async def snapshot(self) -> Snapshot:
-        """See ``Sandbox.snapshot``."""
+        """The files as they are now, as ``Sandbox.snapshot`` gives them. Raises HostError, OSError."""
         return await asyncio.to_thread(self.box.snapshot)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See ``Sandbox.restore``."""
+        """Go back to ``snapshot``: what runs inside ends. Raises what ``Sandbox`` raises."""
         self._end_processes()
         await asyncio.to_thread(self.box.restore, snapshot)
 
@@ -347,11 +368,11 @@ class AsyncSandbox:
             process.close()
 
     async def close(self) -> None:
-        """End every process inside and throw the sandbox away. Idempotent."""
+        """End every process inside and throw the sandbox away, cancelled or not. Idempotent. Raises LogError."""
         box, self._box = self._box, None
         self._end_processes()
         if box is not None:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, box.close))
+            await whole(box.close)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -360,31 +381,11 @@ class AsyncSandbox:
         await self.close()
 
 
-async def _whole(call: Callable[[], T]) -> T:
-    """``call`` in the executor, and to its end: a thread cannot be cancelled, and nobody should find the box closed or
-    its workspace half written under it, however often the caller is."""
-    future = asyncio.get_running_loop().run_in_executor(None, call)
-    cancelled = False
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        future.exception()  # told to nobody: the caller is not there any more
-        raise asyncio.CancelledError
-    return future.result()
-
-
-def _close_late(future: "asyncio.Future[Sandbox]") -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
-
-
 async def arun(argv: Sequence[Argument], spec: Spec | None = None, **options: Any) -> Result:
-    """``nsbox.run`` for asyncio: one command in one fresh sandbox, gone afterwards; cancellation ends both.
+    """``nsbox.run`` for asyncio: ``argv``, a list, in one fresh sandbox, gone afterwards; cancellation ends both.
 
-    ``options`` are those of ``Spec`` and the streams' of ``Sandbox.popen`` (stdin, on_stdout, on_stderr)."""
+    ``spec`` and ``options`` as in ``nsbox.run``: the fields of a Spec, stdin, on_stdout, on_stderr and log. Raises what
+    ``nsbox.run`` raises; how the command itself ended is in the Result."""
     own = {name: options.pop(name) for name in ("stdin", "on_stdout", "on_stderr") if name in options}
     async with AsyncSandbox(spec, **options) as box:
         return await box.run(argv, **own)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from nsbox.aio import Watch
+from nsbox.aio_wait import settled, whole
 from nsbox.launch import Argument
 from nsbox.pool import Lease, Pool
 from nsbox.report import Result
@@ -28,7 +29,7 @@ class AsyncPool:
         return self._pool
 
     def counts(self) -> Counts:
-        """See ``Pool.counts``."""
+        """How many sandboxes are ready, were leased, were missed."""
         return self.pool.counts()
 
     async def start(self) -> Self:
@@ -56,9 +57,9 @@ class AsyncPool:
             lease.close()
 
     async def close(self) -> None:
-        """See ``Pool.close``."""
+        """Throw away what nobody has leased, cancelled or not. Runs that are on their way end by themselves."""
         if self._pool is not None:
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._pool.close))
+            await whole(self._pool.close)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -79,11 +80,11 @@ async def _conduct(
     run = lease.begin(argv, env, **options)
     watch = Watch(run, lambda error: None if done.done() else done.set_result(error))
     try:
-        await asyncio.shield(done)
+        await asyncio.wait([done])
     except asyncio.CancelledError:
         run.stop("cancelled")
         watch.update()
-        await asyncio.wait([done])
+        await settled(done)
         raise
     finally:
         watch.stop()
