@@ -39,8 +39,9 @@ class AsyncPool:
         return self
 
     async def run(self, argv: Sequence[Argument], *, env: Mapping[str, str] | None = None, **options: Any) -> Result:
-        """See ``Pool.run``; callbacks are called by the loop. Cancelled, it kills everything inside and waits for
-        it."""
+        """Run ``argv``, a list, in a sandbox that nobody used before, and throw that away. ``env`` and the ``options``
+        are those of ``Pool.run``; callbacks are called by the loop. Cancelled, it kills everything inside and waits for
+        it. Raises what ``Pool.run`` raises."""
         own = {name: options.pop(name) for name in LEASE_OPTIONS if name in options}
         leasing = asyncio.get_running_loop().run_in_executor(None, lambda: self.pool.lease(argv, **own))
         try:

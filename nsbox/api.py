@@ -41,14 +41,15 @@ def run(
 
     ``argv`` is a list, never shell text. ``stdin`` is what the command reads: bytes, text, or a descriptor that is
     passed on as it comes (nothing when None). ``options`` are those of ``Spec``; given with ``spec`` they change a
-    copy of it, given with ``profile`` they win over it. A callback gets a stream as it comes, and that stream is
-    then not kept. With ``tty`` its streams are one terminal of the sandbox, read as stdout; (rows, columns) is its
-    size, and ``on_tty`` is told the descriptor of its master. ``log`` is where the boundary log goes: a path, a
-    descriptor, a callable, a logger. ``publish`` are ports inside that ports of the host's loopback lead to
-    meanwhile: PORT, HOST_PORT:PORT, or PATH:PORT for a unix socket. ``review`` is shown what changed as text before
-    it is exported or applied, and says whether it may be. Raises SpecError for bad input, HostError for a layer
-    that the host lacks, SetupError for a step that failed, CommandError when the command cannot be executed,
-    LogError when the log cannot be written; how the command itself ended is in the Result.
+    copy of it, given with ``profile`` they win over it; ``env`` adds variables to those of ``spec``. ``on_stdout``
+    and ``on_stderr`` get a stream as it comes, and that stream is then not kept. With ``tty`` its streams are one
+    terminal of the sandbox, read as stdout; (rows, columns) is its size, and ``on_tty`` is told the descriptor of its
+    master. ``log`` is where the boundary log goes: a path, a descriptor, a callable, a logger. ``publish`` are ports
+    inside that ports of the host's loopback lead to meanwhile: PORT, HOST_PORT:PORT, or PATH:PORT for a unix socket.
+    ``review`` is shown what changed as text before it is exported or applied, and says whether it may be. Raises
+    SpecError for bad input, HostError for a layer that the host lacks, SetupError for a step that failed,
+    CommandError when the command cannot be executed, LogError when the log cannot be written; how the command itself
+    ended is in the Result.
     """
     if env is not None:
         options["env"] = {**(spec.env if spec else {}), **env}

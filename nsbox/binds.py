@@ -52,7 +52,7 @@ def escaped(path: str) -> str:
 
 @frozen
 class Bind:
-    """A host path shown inside at ``target`` (None: at its own absolute path)."""
+    """A host path, ``source``, shown inside at ``target`` (None: at its own absolute path)."""
 
     source: str
     target: str | None = None
@@ -73,7 +73,7 @@ class Bind:
 
 @frozen
 class Tmpfs:
-    """An empty file system in memory at ``target``, of at most ``size`` bytes (None: the disk limit's)."""
+    """An empty file system in memory at ``target`` inside, of at most ``size`` bytes (None: the disk limit's)."""
 
     target: str
     size: int | None = None

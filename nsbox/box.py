@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 class Sandbox(Commands):
     """A sandbox that stays until it is closed. Use it with ``with``; ``close`` is idempotent.
 
-    Made from a Spec or from the options of one; ``log`` as in ``nsbox.run``; ``snapshot`` is a state to start from.
-    ``ahead`` is for ``from_pool``. Raises what ``nsbox.run`` raises. Memory, processors, processes and disk are limits
-    of the whole box; wall clock, processor time and output count for each command by itself. Any thread may use it."""
+    Made from a ``spec`` or from the ``options`` of one; ``log`` as in ``nsbox.run``; ``snapshot`` is a state to start
+    from; ``ahead`` is for ``from_pool``. Raises what ``nsbox.run`` raises. Memory, processors, processes and disk are
+    limits of the whole box; wall clock, processor time and output count for each command by itself. Any thread may use
+    it."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class Sandbox(Commands):
     def forward(self, port: int, listen: int | str | os.PathLike[str] = 0) -> "Forward":
         """Have a port of the host's loopback (0: any that is free), or a unix socket, lead to a TCP port inside.
 
-        It ends with ``Forward.close`` or with the box. Raises SpecError, OSError where ``listen`` cannot be had."""
+        ``port`` is the one inside, ``listen`` the host's or a path. It ends with ``Forward.close`` or with the box.
+        Raises SpecError, OSError where ``listen`` cannot be had."""
         from nsbox.ports import Forward
 
         self._open_handle()
@@ -108,7 +110,7 @@ class Sandbox(Commands):
         return made
 
     def snapshot(self) -> "Snapshot":
-        """The files as they are now, to go back to or to start others from; see ``nsbox.snapshot``.
+        """The files as they are now, to go back to or to start others from. It is kept as long as it is referred to.
 
         Everything inside stands still meanwhile. Raises HostError where this host cannot do it, OSError."""
         from nsbox import snapshot
@@ -123,7 +125,9 @@ class Sandbox(Commands):
                     self.resume()
 
     def restore(self, snapshot: "Snapshot") -> None:
-        """Go back to a snapshot, of this box or another: all that runs inside ends, and the files are as they were."""
+        """Go back to a ``snapshot``, of this box or another: all that runs inside ends, the files are as they were.
+
+        Raises what making a box raises; then this one is closed."""
         with self._lock:
             handle, self._handle = self._open_handle(), None
         self._crossing.left()
@@ -139,12 +143,13 @@ class Sandbox(Commands):
 
     @classmethod
     def from_snapshot(cls, snapshot: "Snapshot", **options: Any) -> Self:
-        """A new box with the files of a snapshot, and its Spec with some ``options`` changed."""
+        """A new box with the files of a ``snapshot``, and its Spec with some ``options`` changed. Raises what making a
+        box raises."""
         return cls(snapshot=snapshot, **options)
 
     @classmethod
     def from_pool(cls, pool: "Pool", *, log: Any = None) -> Self:
-        """A box that a pool has made ahead, and nobody used before: it is there at once. ``log``: in place of the
+        """A box that ``pool`` has made ahead, and nobody used before: it is there at once. ``log``: in place of the
         pool's. Raises SandboxUnavailable when the pool is closed or has none to give."""
         ahead = pool.take()
         try:
@@ -154,7 +159,9 @@ class Sandbox(Commands):
             raise
 
     def fork(self, count: int, **options: Any) -> list[Self]:
-        """``count`` new boxes with the files of this one, which share all that is there now. The caller closes each."""
+        """``count`` new boxes with the files of this one, which share all that is there now. The caller closes each.
+
+        ``options`` change their Spec. Raises what ``snapshot`` and making a box raise; then none of them is left."""
         snapshot, made = self.snapshot(), list[Self]()
         try:
             for _ in range(count):
@@ -170,11 +177,14 @@ class Sandbox(Commands):
         return self._crossing.changes(self._open_handle())
 
     def diff(self) -> str:
-        """The same as unified text for people."""
+        """The same as unified text for people. Raises SpecError where there is no workspace."""
         return self._crossing.diff(self._open_handle())
 
     def export(self, directory: str | os.PathLike[str], *, allow_trusted: Collection[str] | bool = ()) -> "Exported":
-        """Copy what was added or changed into a new or empty directory; see ``nsbox.transfer.export``."""
+        """Copy what was added or changed in the workspace into ``directory``, new or empty, of the host.
+
+        What the host would act upon by itself (git hooks and the like) is held back unless ``allow_trusted`` names it,
+        or is true. Raises SpecError where there is no workspace, FileExistsError, OSError."""
         return self._crossing.export(self._open_handle(), os.fspath(directory), allow_trusted)
 
     def apply(
@@ -184,7 +194,10 @@ class Sandbox(Commands):
         force: bool = False,
         allow_trusted: Collection[str] | bool = (),
     ) -> "Applied":
-        """Write changes, or those at or beneath ``paths``, back into the workspace; see ``nsbox.transfer.apply``."""
+        """Write changes, or those at or beneath ``paths``, back into the workspace's own directory on the host.
+
+        A file that was changed on the host meanwhile is left alone, and told as a conflict, unless ``force``.
+        ``allow_trusted`` as in ``export``. Raises SpecError where there is no workspace, OSError."""
         return self._crossing.apply(self._open_handle(), paths, force, allow_trusted)
 
     def allow(self, *rules: str) -> None:
@@ -193,11 +206,13 @@ class Sandbox(Commands):
         self._crossing.policy(self._open_handle(), "allow", rules)
 
     def deny(self, *rules: str) -> None:
-        """Refuse destinations from now on, whatever was allowed, and end connections to them. Raises as ``allow``."""
+        """Refuse destinations from now on, whatever was allowed, and end connections to them; the ``rules`` are written
+        as in a Spec. Raises as ``allow``."""
         self._crossing.policy(self._open_handle(), "deny", rules)
 
     def destinations(self) -> list[dict[str, Any]]:
-        """Every destination that was reached or refused until now, as a report has them."""
+        """Every destination that was reached or refused until now, as a report has them. Raises SpecError where there
+        is no filtered egress."""
         egress = self._open_handle().egress
         if egress is None:
             raise SpecError("destinations: this sandbox has no filtered egress; make it with net='filtered'")

@@ -52,7 +52,7 @@ class Commands:
 
     @property
     def files(self) -> Files:
-        """The files inside; they need no process there."""
+        """The files inside, which need no process there. Raises SandboxUnavailable once the sandbox is closed."""
         files = self._files
         if files is None:
             raise SandboxUnavailable("the sandbox is closed", remedy="make another")
@@ -84,8 +84,9 @@ class Commands:
         variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the
         box's; ``"unlimited"`` is none. With ``background`` the processes that it leaves behind live on until the
         box ends; nobody reads their pipes then, so they should write to files. With ``tty`` its streams are one
-        terminal of the sandbox, read as stdout; (rows, columns) is its size. A callback gets a stream as it comes,
-        and that stream is then not kept.
+        terminal of the sandbox, read as stdout; (rows, columns) is its size. ``on_stdout`` and ``on_stderr`` get a
+        stream as it comes, and that stream is then not kept. ``cwd`` is a directory inside; it defaults to where the
+        box's commands start. Raises SandboxUnavailable, SpecError; ``Process.wait`` raises what goes wrong later.
         """
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
         plan, limits = self._prepared.plan, self._limits
@@ -115,11 +116,13 @@ class Commands:
         return process
 
     def run(self, argv: Sequence[Argument] | str, **options: Any) -> Result:
-        """Run a command to its end; the keywords are those of ``popen``."""
+        """Run ``argv`` to its end; the ``options`` are those of ``popen``. How it ended is in the Result. Raises what
+        ``Process.wait`` raises."""
         return self.popen(argv, **options).wait()
 
     def shell(self, **options: Any) -> "Shell":
-        """A bash that keeps its state between commands; see ``nsbox.shell.Shell``."""
+        """A bash that keeps its state between commands, a Shell. ``options``: ``cwd``, where it starts, and ``env``,
+        variables that are added. Raises CommandError where there is no bash inside."""
         from nsbox.shell import Shell
 
         return Shell(self, **options)
@@ -127,8 +130,9 @@ class Commands:
     def terminal(
         self, argv: Sequence[Argument] | str = ("bash",), *, rows: int = 24, columns: int = 80, **options: Any
     ) -> Process:
-        """A command on a terminal of the sandbox's own, without a time limit unless one is given: write keys to it,
-        read its screen from ``output``, ``resize`` it. The other keywords are those of ``popen``."""
+        """Start ``argv`` on a terminal of the sandbox's own, of ``rows`` and ``columns``, without a time limit unless
+        one is given: write keys to it, read its screen from ``output``, ``resize`` it. The other ``options`` are those
+        of ``popen``. Raises what ``popen`` raises."""
         options = {"timeout": "unlimited", "max_output": "unlimited", "stdin": PIPE, **options}
         options["env"] = {"TERM": "xterm", **(options.get("env") or {})}
         return self.popen(argv, tty=(rows, columns), **options)
@@ -160,15 +164,17 @@ class Commands:
         return self._oom_kills > before
 
     def read_file(self, path: str | os.PathLike[str], **options: Any) -> bytes:
-        """See ``Files.read_file``."""
+        """The bytes of a regular file at ``path`` inside. ``options``: ``max_bytes``. Raises what ``Files.read_file``
+        raises."""
         return self.files.read_file(path, **options)
 
     def write_file(self, path: str | os.PathLike[str], data: bytes | str, **options: Any) -> None:
-        """See ``Files.write_file``."""
+        """Write ``data`` to a file at ``path`` inside, and make missing parents. ``options``: ``mode``. Raises what
+        ``Files.write_file`` raises."""
         self.files.write_file(path, data, **options)
 
     def list(self, path: str | os.PathLike[str] = ".") -> Entries:
-        """See ``Files.list``."""
+        """What the directory ``path`` inside holds, by name. Raises what ``Files.list`` raises."""
         return self.files.list(path)
 
     def _open_handle(self) -> Handle:

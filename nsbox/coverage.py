@@ -90,6 +90,7 @@ def install(enforce: bool = False, only: Collection[str] | None = None, allow: C
 
     ``enforce`` raises ``Uncovered`` where something would be executed past the sandboxes. ``only`` picks kinds (all
     executions; ``dlopen`` by choice). ``allow`` are modules, with all beneath them, whose executions are not counted.
+    Raises ValueError for an unknown kind.
     """
     kinds = frozenset(EXECUTIONS.values()) if only is None else frozenset(only)
     unknown = kinds - KINDS

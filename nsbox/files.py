@@ -20,7 +20,11 @@ Names = list[str]
 
 
 class Files(Rooted):
-    """File operations inside. Paths are absolute, or start where the box's commands do."""
+    """File operations inside, by the payload's rights. Paths are absolute, or start where the box's commands do.
+
+    Every one raises the built-in errors: FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError,
+    FileExistsError, or another OSError, with the path as it is inside.
+    """
 
     def read_file(self, path: PathLike, *, max_bytes: int = MAX_BYTES) -> bytes:
         """The bytes of a regular file. Raises FileNotFoundError, IsADirectoryError, PermissionError, or OSError (EFBIG)
@@ -38,7 +42,8 @@ class Files(Rooted):
         return b"".join(chunks)
 
     def write_file(self, path: PathLike, data: bytes | str, *, mode: int = 0o644) -> None:
-        """Write a file, replacing what it held; makes missing parents. A link at its place is followed as inside.
+        """Write ``data`` (text: as UTF-8) to a file, replacing what it held; makes missing parents. A link at its place
+        is followed as inside. ``mode`` is that of a new file.
 
         Raises PermissionError, IsADirectoryError, OSError (ENOSPC) at the disk limit."""
         full, content = self.full(path), data.encode() if isinstance(data, str) else data
@@ -105,7 +110,8 @@ class Files(Rooted):
             _remove(fd, name, recursive)
 
     def rename(self, source: PathLike, target: PathLike) -> None:
-        """rename(2). A directory that comes from a lower layer cannot be renamed: OSError (EXDEV)."""
+        """rename(2) of ``source`` to ``target``, whose missing parents are made. A directory that comes from a lower
+        layer cannot be renamed: OSError (EXDEV)."""
         with (
             self.as_payload(),
             self.parent(self.full(source)) as (old, old_name),
@@ -114,37 +120,51 @@ class Files(Rooted):
             os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def glob(self, pattern: str) -> Names:
-        """See ``nsbox.find.glob``."""
+        """Paths that fit ``pattern``, sorted; relative ones for a relative pattern.
+
+        ``*`` and ``?`` stay within a name, ``**`` spans directories; hidden names are names like others. Links are not
+        followed."""
         from nsbox import find
 
         return find.glob(self, pattern)
 
     def grep(self, pattern: str, path: PathLike = ".", **options: object) -> "Matches":
-        """See ``nsbox.find.grep``."""
+        """Lines that the regular expression ``pattern`` fits, of the file at ``path`` or those beneath it.
+
+        ``options``: ``names``, a pattern that a file's name must fit; ``ignore_case``; ``max_matches`` (1000). Long and
+        binary files are left out. Raises re.error."""
         from nsbox import find
 
         return find.grep(self, pattern, path, **options)  # type: ignore[arg-type]
 
     def upload(self, source: PathLike, target: PathLike = ".") -> "Skips":
-        """See ``nsbox.archive.upload``."""
+        """Copy the host's file or directory ``source`` to ``target`` inside: the contents of one become the other's.
+
+        Gives what was left out, special files, and why. Existing files are replaced. Raises OSError of either side."""
         from nsbox import archive
 
         return archive.upload(self, source, target)
 
     def download(self, source: PathLike, target: PathLike) -> "Skips":
-        """See ``nsbox.archive.download``."""
+        """Copy the tree or file ``source`` from inside into ``target``, a new or empty directory of the host.
+
+        Gives what was left out, and why: special files, links that lead outside, what cannot be read. What comes out is
+        the payload's work: look before anything of the host acts upon it. Raises FileExistsError, OSError."""
         from nsbox import archive
 
         return archive.download(self, source, target)
 
     def put_tar(self, stream: BinaryIO, target: PathLike = ".") -> "Skips":
-        """See ``nsbox.archive.put_tar``."""
+        """Unpack an uncompressed tar ``stream`` into the directory ``target`` inside; gives what was left out, and why.
+
+        Raises tarfile.TarError for what is no archive, OSError."""
         from nsbox import archive
 
         return archive.put_tar(self, stream, target)
 
     def get_tar(self, source: PathLike, stream: BinaryIO) -> "Skips":
-        """See ``nsbox.archive.get_tar``."""
+        """Write the tree or file ``source`` to ``stream`` as an uncompressed tar archive; gives what was left out, and
+        why. Raises OSError."""
         from nsbox import archive
 
         return archive.get_tar(self, source, stream)

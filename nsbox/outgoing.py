@@ -35,7 +35,7 @@ class Exported(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What ``apply`` did."""
+    """What ``apply`` did, by path: written back, held back, left alone because of a conflict, or skipped."""
 
     applied: tuple[str, ...]
     held_back: tuple[Held, ...]  #: trusted by the host and not allowed by name

@@ -99,10 +99,12 @@ class Pool:
         review: Review | None = None,
         patience: float | None = None,
     ) -> Result:
-        """Run one command in a sandbox that nobody used before, and throw that away.
+        """Run ``argv``, a list, in a sandbox that nobody used before, and throw that away.
 
-        ``env`` is added to the variables of the Spec; ``cwd``, ``timeout`` and ``max_output`` stand in for its own. The
-        other keywords are those of ``nsbox.run``. ``patience``: how many seconds to wait at most where the pool waits.
+        ``env`` is added to the variables of the Spec; ``cwd``, ``timeout`` (seconds, or as in a Spec) and ``max_output``
+        (bytes of each stream) stand in for its own. ``stdin``, ``on_stdout``, ``on_stderr``, ``tty``, ``on_tty``,
+        ``publish`` and ``review`` are those of ``nsbox.run``. ``patience``: how many seconds to wait at most where the
+        pool waits.
         ``Result.lease`` tells by what the sandbox is known to be fresh. Raises what ``nsbox.run`` raises, and
         SandboxUnavailable when the pool is closed or has none to give.
         """

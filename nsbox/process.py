@@ -89,7 +89,7 @@ class Process:
                 self._turn(None)
 
     def write(self, data: bytes | str) -> None:
-        """Give the command more input; waits while it takes none, and meanwhile takes what it writes.
+        """Give the command ``data`` (text: as UTF-8); waits while it takes none, and meanwhile takes what it writes.
 
         Only with ``stdin=PIPE``. Raises BrokenPipeError when nobody reads it (any more)."""
         view = memoryview(data.encode() if isinstance(data, str) else data)
@@ -118,7 +118,7 @@ class Process:
             os.close(fd)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Change a terminal's size; whoever is in its foreground gets SIGWINCH."""
+        """Change a terminal's size to ``rows`` and ``columns``; whoever is in its foreground gets SIGWINCH."""
         while not self.is_over and not self.watched.started:
             self._turn(None)
         if self.watched.handle.stdout >= 0:
@@ -127,7 +127,7 @@ class Process:
             termios.tcsetwinsize(self.watched.handle.stdout, (rows, columns))
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the command's first process; nothing happens once it has ended."""
+        """Send signal ``number`` to the command's first process; nothing happens once it has ended."""
         if not self.is_over:
             self.watched.handle.tell(lib.NSB_MSG_SIGNAL, int(number))
 

@@ -32,24 +32,31 @@ class Result:
     lease: dict[str, Any]  #: only of a sandbox made ahead: by what it is known to be fresh
 
     def __init__(self, run: Run, sandbox_id: str, argv: list[str]) -> None:
+        #: every limit that was touched, with ``limit``, ``value``, ``count`` and ``first_at`` (seconds since the epoch)
         self.limits_hit: list[dict[str, Any]] = run.conclude(run.handle.prepared.spec.limits.output)
         status = run.status
         self.schema = SCHEMA
-        self.id = sandbox_id
+        self.id = sandbox_id  #: the sandbox's, as in the boundary log
         self.argv = argv
+        #: None when a signal ended it
         self.exit_code: int | None = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        #: None when it ended by itself
         self.signal: int | None = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         if status is None:
             # init was killed before it could tell; it goes down only by SIGKILL.
             self.signal = int(_signal.SIGKILL)
+        #: exited, signaled, timeout, cpu_time, memory, pids, disk, output, cancelled or error
         self.reason: str = run.reason or ("exited" if self.exit_code is not None else "signaled")
         self.stdout, self.stderr = run.stdout.data, run.stderr.data
         self.stdout_truncated, self.stderr_truncated = run.stdout.truncated, run.stderr.truncated
-        self.timing = _timing(run)
+        self.timing = _timing(run)  #: milliseconds: ``setup_ms``, ``run_ms``, ``teardown_ms``, ``total_ms``
         self.steps = _steps(run.stamps)  #: microseconds from one set-up stage's end to the next, as measured in C
+        #: what was used, by name with its unit; None where nothing tells
         self.usage: dict[str, float | int | None] = {name: run.usage.get(name) for name in _USAGE}
+        #: layer → ``strength`` (kernel, watched or none) and ``how``
         self.enforced: dict[str, dict[str, str]] = run.handle.prepared.plan.enforced
         verdict = run.handle.prepared.verdict
+        #: what crossed: ``inputs``, ``outputs``, ``destinations``, ``secrets``, ``sensitive_mounts``
         self.boundary: dict[str, list[dict[str, Any]]] = {
             "inputs": inputs.describe(run.handle.prepared),
             "destinations": run.handle.egress.record() if run.handle.egress else [],

@@ -67,7 +67,7 @@ class Snapshot(NamedTuple):
     layers: tuple[Layer, ...]  #: the oldest first
 
     def export_tar(self, stream: BinaryIO) -> None:
-        """Write it as an uncompressed tar archive; see ``nsbox.snapshot_tar``."""
+        """Write it to ``stream`` as an uncompressed tar archive. Raises OSError."""
         from nsbox import snapshot_tar
 
         snapshot_tar.write(self, stream)

@@ -103,7 +103,8 @@ _NOTHING: Mapping[str, str] = {}
 class Spec:
     """One kind of sandbox. Immutable and reusable: compile once, launch often.
 
-    Made with the names of the command line's options (``Spec(ro=["data"], timeout="10s", memory="1G")``); raises
+    Made with the names of the command line's options (``Spec(ro=["data"], timeout="10s", memory="1G")``), which
+    ``nsbox run --help`` tells: sizes are bytes, times seconds, or texts as there; ``"unlimited"`` is no limit. Raises
     ``SpecError``, a ``ValueError``, that names the option, the reason and the way out.
     """
 
