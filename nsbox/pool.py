@@ -101,7 +101,7 @@ class Pool:
     ) -> Result:
         """Run ``argv``, a list, in a sandbox that nobody used before, and throw that away.
 
-        ``env`` is added to the variables of the Spec; ``cwd``, ``timeout`` (seconds, or as in a Spec) and ``max_output``
+        ``env`` is added to the variables of the Spec; ``cwd``, ``timeout`` (seconds, or as text) and ``max_output``
         (bytes of each stream) stand in for its own. ``stdin``, ``on_stdout``, ``on_stderr``, ``tty``, ``on_tty``,
         ``publish`` and ``review`` are those of ``nsbox.run``. ``patience``: how many seconds to wait at most where the
         pool waits.

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import re
 import signal
 import socket
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _examples import blocks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -405,7 +405,7 @@ def test_the_callers_spec_is_a_base() -> None:
 
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/guides/sandboxes.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+EXAMPLES = [code for _, code in blocks(GUIDE, "python")]
 
 
 @pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))

@@ -4,7 +4,6 @@ import csv
 import importlib.util
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _examples import blocks, put_nsbox_into
 from conftest import start_helper
 
 import nsbox
@@ -290,12 +290,6 @@ def test_a_broken_pdf_is_an_exit_status(document: Path) -> None:
 GUIDES = ("coding-agent", "data-analysis", "documents")
 
 
-def examples(name: str) -> list[tuple[str, str]]:
-    """(language, text) of every block of code in a guide that is marked to be run."""
-    text = (ROOT / f"docs/guides/{name}.md").read_text()
-    return re.findall(r"```(sh|python)\n(.*?)```", text, re.DOTALL)
-
-
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_example_of_a_guide_runs(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name == "coding-agent":
@@ -305,13 +299,10 @@ def test_every_example_of_a_guide_runs(name: str, tmp_path: Path, request: pytes
         request.getfixturevalue("data")
     else:
         request.getfixturevalue("document").rename("untrusted.pdf")
-    found = examples(name)
+    found = blocks((ROOT / f"docs/guides/{name}.md").read_text(), "sh", "python")
     assert len(found) >= 3
-    folder = Path(sys.executable).parent
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nsbox").write_text(f'#!/bin/sh\nexec {sys.executable} -m nsbox "$@"\n')
-    (tmp_path / "bin/nsbox").chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}/bin:{folder}:{os.environ['PATH']}", "GH_TOKEN": "example-token-value"}
+    path = f"{put_nsbox_into(tmp_path / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "GH_TOKEN": "example-token-value"}
     for language, text in found:
         command = ["sh", "-ec", text] if language == "sh" else [sys.executable, "-c", text]
         done = subprocess.run(
