@@ -109,9 +109,9 @@ WORDS = (
         "selftest",
         "[--json] [--profile NAME|FILE]",
         "attack a sandbox on this host, and say what was stopped",
-        "Attempts attacks from inside sandboxes on this host, each after a control that shows that it works outside. It "
-        "changes nothing on the host. Exit status: 0 when all were stopped, 1 when something got through, 125 when it "
-        "could not be run.",
+        "Attempts attacks from inside sandboxes on this host, each after a control that shows that it works outside. "
+        "It changes nothing on the host. Exit status: 0 when all were stopped, 1 when something got through, 125 when "
+        "it could not be run.",
         SELFTEST,
     ),
     Word(

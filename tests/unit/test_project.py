@@ -20,8 +20,8 @@ ORDER = (
     "handle | copyin | launch | enforce | supervise ports | contents copying budget | snapshot snapshot_tar | "
     "diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | ahead | "
     "pool python_pool | metrics metrics_text metrics_html coverage logview gc | api | rooted | "
-    "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool aio_wait |  | python_env | "
-    "bench selftest | cli_options cli_output cli_words | "
+    "files find archive | boxchanges | pausing | process commands shell | box | aio aio_pool aio_wait |  | "
+    "python_env | bench selftest | cli_options cli_output cli_words | "
     "cli_review cli_log cli_stats cli_bench cli_selftest cli_completion | cli_shell cli_run | cli_python | cli | "
     "__main__ | integrations"
 )
