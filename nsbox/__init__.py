@@ -5,6 +5,9 @@ The names are loaded when they are first used: importing this package costs almo
 
 from __future__ import annotations
 
+import atexit as _atexit
+import sys as _sys
+
 TYPE_CHECKING = False  # that of typing costs half as much as an interpreter's start
 if TYPE_CHECKING:
     from typing import Any
@@ -69,3 +72,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(__import__(f"nsbox.{_HOME[name]}", fromlist=(name,)), name)
     globals()[name] = value
     return value
+
+
+def _leave() -> None:
+    native = _sys.modules.get("nsbox._native")
+    if native is not None:
+        native.leave()
+
+
+# Here, before anything can be used: what is registered later is called earlier, and may still use a sandbox.
+_atexit.register(_leave)

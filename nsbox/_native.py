@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import select
 import sys
@@ -89,26 +88,24 @@ class Zygote:
 
 _zygote: Zygote | None = None
 _lock = threading.Lock()
-_leaving: int | None = None  #: the process that has arranged for its end
+_worker: int | None = None  #: the process for which _leave_workers() has been called
 
 
-def _on_leaving() -> None:
-    """Have this process wait for its helper before it ends: many a container's pid 1 reaps no orphans."""
-    global _leaving
-    if _leaving == os.getpid():
-        return
-    _leaving = os.getpid()
-    if util := sys.modules.get("multiprocessing.util"):
-        # A worker ends without atexit.
-        util.Finalize(None, _leave, exitpriority=0)
-    atexit.register(_leave)
-
-
-def _leave() -> None:
+def leave() -> None:
+    """Wait for the helper, which ends with this process: the pid 1 of many a container reaps no orphans."""
     global _zygote
     last, _zygote = _zygote, None
     if last is not None and last.owner[0] == os.getpid():
         last.close_soon()
+
+
+def _leave_workers() -> None:
+    """A worker of multiprocessing ends without atexit."""
+    global _worker
+    util = sys.modules.get("multiprocessing.util")
+    if util and _worker != os.getpid():
+        _worker = os.getpid()
+        util.Finalize(None, leave, exitpriority=0)
 
 
 def _after_fork() -> None:
@@ -136,7 +133,7 @@ def zygote(dead: Zygote | None = None) -> Zygote:
         if _zygote is None or _zygote.owner != owner:
             # Sandboxes of a former identity go on: the zygote of that identity ends with this process.
             _zygote = Zygote()
-            _on_leaving()
+            _leave_workers()
         return _zygote
 
 

@@ -95,6 +95,16 @@ def test_a_process_that_forks_and_leaves(tmp_path: Path) -> None:
     assert answer(code, tmp_path) == "(3, '3\\n')\n"
 
 
+def test_a_handler_for_the_end_may_use_a_sandbox(tmp_path: Path) -> None:
+    code = """
+    import atexit
+    box = nsbox.Sandbox()
+    atexit.register(lambda: (print(box.run(["echo", "still here"]).stdout_text, end=""), box.close(), print(job(2))))
+    job(1)
+    """
+    assert answer(code, tmp_path) == "still here\n(2, '2\\n')\n"
+
+
 def test_a_worker_that_is_terminated_takes_its_sandbox_along(tmp_path: Path) -> None:
     code = """
     def sleep(mark, told):
