@@ -7,8 +7,8 @@ from nsbox.doctor.groups import Survey, layout, survey
 from nsbox.doctor.identity import is_privileged
 from nsbox.resources.cgroup_fs import Mount, memberships, mounts
 
-#: What a limit is worth where no controller can be had.
-WITHOUT = {"memory": "watched", "pids": "watched", "cpu": "none"}
+#: Where no controller can be had for one of these it is watched by the host side.
+LIMITS = ("memory", "pids", "cpu")
 _DELEGATE = "systemd-run --user --scope -p Delegate=yes"
 _DROP_IN = "/etc/systemd/system/user@.service.d/nsbox.conf"
 
@@ -57,10 +57,9 @@ def delegation(found: Survey, mounted: list[Mount], privileged: bool, systemd: b
 
 
 def strength(name: str, found: Survey, mounted: list[Mount], privileged: bool, systemd: bool) -> Fact:
-    """The fact for one limit: kernel, watched or none."""
+    """The fact for one limit: kernel or watched."""
     if name in found.v1 or (found.v2 and name in found.v2.controllers):
         return Fact(f"{name}_limit", True, "kernel")
-    value = WITHOUT[name]
     if found.v2 is None and not found.v1 and (found.layout == "none" or name in found.known):
         reason, remedy = delegation(found, mounted, privileged, systemd, name)
     elif name not in found.known:
@@ -75,7 +74,7 @@ def strength(name: str, found: Survey, mounted: list[Mount], privileged: bool, s
         remedy = f"{as_root(command)}, log in again, then: {_DELEGATE} nsbox ..."
     else:
         reason, remedy = delegation(found, mounted, privileged, systemd, name)
-    return Fact(f"{name}_limit", False, value, reason, remedy)
+    return Fact(f"{name}_limit", False, "watched", reason, remedy)
 
 
 def swap(found: Survey, swaps: str) -> Fact:
@@ -126,7 +125,7 @@ def facts() -> list[Fact]:
     return [
         Fact("cgroup_layout", found.layout != "none", describe(mounted), *absent),
         Fact("cgroup_subtree", bool(paths), " ".join(paths) or "none", reason, remedy),
-        *(strength(name, found, mounted, privileged, systemd) for name in WITHOUT),
+        *(strength(name, found, mounted, privileged, systemd) for name in LIMITS),
         swap(found, read("/proc/swaps")),
         Fact("cgroup_kill", kill, kill, no_kill, "" if kill else how),
         favordynmods(mounted, found),
