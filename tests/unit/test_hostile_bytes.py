@@ -164,13 +164,12 @@ def packed(format_: int, **headers: str) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=format_) as archive:
         for name, kind, link in (
-            ("upper", tarfile.DIRTYPE, ""),
-            ("upper/d", tarfile.DIRTYPE, ""),
-            ("upper/d/f", tarfile.REGTYPE, ""),
-            ("upper/l", tarfile.SYMTYPE, "../../../x"),
-            ("upper/h", tarfile.LNKTYPE, "upper/d/f"),
-            ("upper/" + "n" * 90, tarfile.REGTYPE, ""),
-            ("upper/p", tarfile.FIFOTYPE, ""),
+            ("root/d", tarfile.DIRTYPE, ""),
+            ("root/d/f", tarfile.REGTYPE, ""),
+            ("root/l", tarfile.SYMTYPE, "../../../x"),
+            ("root/h", tarfile.LNKTYPE, "root/d/f"),
+            ("root/" + "n" * 90, tarfile.REGTYPE, ""),
+            ("root/p", tarfile.FIFOTYPE, ""),
         ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname, info.size, info.mode = kind, link, 3 * (kind == tarfile.REGTYPE), 0o755
@@ -182,7 +181,7 @@ def packed(format_: int, **headers: str) -> bytes:
 ARCHIVES = [
     packed(tarfile.USTAR_FORMAT),
     packed(tarfile.GNU_FORMAT),
-    packed(tarfile.PAX_FORMAT, comment="x", mtime="1.5", path="upper/other"),
+    packed(tarfile.PAX_FORMAT, comment="x", mtime="1.5", path="root/other"),
     packed(tarfile.PAX_FORMAT, **{_OPAQUE: "y"}),
     packed(tarfile.PAX_FORMAT, **{_WHITEOUT: "y"}),
 ]
@@ -193,7 +192,7 @@ fields = st.sampled_from(
 values = st.one_of(
     st.binary(max_size=12),
     st.sampled_from(
-        [b"../x", b"/x", b"upper/../../x", b"77777777", b"-1", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"x", b"g"]
+        [b"../x", b"/x", b"root/../../x", b"77777777", b"-1", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"x", b"g"]
     ),
 )
 
@@ -220,49 +219,67 @@ def listing(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
+def put(base: Path, data: bytes) -> None:
+    """Unpack into a box whose root is base/root."""
+    root = base / "root"
+    (root / "home").mkdir(parents=True)
+    fd = os.open(root, os.O_PATH)
+    files = Files(fd, None, "/home")
+    os.close(fd)
+    files.put_tar(io.BytesIO(data), "in")
+
+
+def restore(base: Path, data: bytes) -> None:
+    """The reader beneath snapshot_tar.read(), which words what it may raise, into base/layer."""
+    at = base / "layer"
+    at.mkdir()
+    for inner in _NAMES.values():
+        (at / inner).mkdir()
+    fd = os.open(at, tree.DIRECTORY)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as archive, tree.Walker(fd, lend=True) as walker:
+            reader = _Reader(archive, walker, os.geteuid() == 0)
+            for info in archive:
+                reader.member(info)
+            reader.finish(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_the_archives_are_read(tmp_path: Path, number: int) -> None:
+    put(tmp_path, ARCHIVES[number])
+    assert (tmp_path / "root/home/in/root/d/f").read_bytes() == b"abc"
+    restore(tmp_path, ARCHIVES[number])
+    assert (tmp_path / "layer/u0/d/f").read_bytes() == b"abc"
+    assert (tmp_path / "layer/u0/h").samefile(tmp_path / "layer/u0/d/f")
+
+
 @given(data=archives())
 @settings(SLOW, max_examples=150)
 def test_an_archive_for_a_box(top: Path, data: bytes) -> None:
     with tempfile.TemporaryDirectory(dir=top) as name:
-        root = Path(name, "root")
-        (root / "home").mkdir(parents=True)
-        fd = os.open(root, os.O_PATH)
-        files = Files(fd, None, "/home")
-        os.close(fd)
+        base = Path(name)
         try:
-            files.put_tar(io.BytesIO(data), "in")
+            put(base, data)
         except (tarfile.TarError, OSError, NsboxError):
             pass
-        assert listing(Path(name)) == ["root"]
-        assert listing(root) == ["home"], "nothing beside the target but what a link inside leads to"
-        assert set(listing(root / "home")) <= {"in", "x"}
+        assert listing(base) == ["root"]
+        assert set(listing(base / "root")) <= {"home", "x"}, "beside the target is only what a link inside leads to"
+        assert set(listing(base / "root/home")) <= {"in", "x"}
 
 
 @given(data=archives())
 @settings(SLOW, max_examples=150)
 def test_an_archive_of_a_snapshot(top: Path, data: bytes) -> None:
-    """The reader beneath ``read``, which words what it may raise."""
     with tempfile.TemporaryDirectory(dir=top) as name:
-        at = Path(name, "layer")
-        at.mkdir()
-        for inner in _NAMES.values():
-            (at / inner).mkdir()
-        fd = os.open(at, tree.DIRECTORY)
+        base = Path(name)
         try:
-            with (
-                tarfile.open(fileobj=io.BytesIO(data), mode="r|") as archive,
-                tree.Walker(fd, lend=True) as walker,
-            ):
-                reader = _Reader(archive, walker, os.geteuid() == 0)
-                for info in archive:
-                    reader.member(info)
-                reader.finish(fd)
+            restore(base, data)
         except (tarfile.TarError, ValueError, OSError):
             pass
-        finally:
-            os.close(fd)
-        assert listing(Path(name)) == ["layer"]
-        assert set(listing(at)) == set(_NAMES.values())
+        assert listing(base) == ["layer"]
+        assert set(listing(base / "layer")) == set(_NAMES.values())
 
 
 # ---- what a payload has written, read as a change set ---------------------------------------------------------------
