@@ -102,6 +102,20 @@ def test_a_launch_that_is_cancelled_leaves_nothing() -> None:
     play(story)
 
 
+def test_a_pool() -> None:
+    async def story() -> None:
+        async with nsbox.AsyncPool(size=2, timeout=60) as pool:
+            assert (await pool.run(["echo", "x"])).stdout == b"x\n"
+            began = time.monotonic()
+            with anyio.move_on_after(0.3) as scope:
+                await pool.run(["sleep", "71"])
+            assert scope.cancelled_caught
+            assert time.monotonic() - began < 60, "it was waited for, not ended"
+            assert (await pool.run(["echo", "y"])).stdout == b"y\n"
+
+    play(story)
+
+
 def test_one_failure_in_a_task_group_ends_the_others() -> None:
     async def story() -> None:
         async with nsbox.AsyncSandbox(timeout=60) as box:
