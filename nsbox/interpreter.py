@@ -207,7 +207,7 @@ class Lease(Run):
                 self.handle.kill()
 
     def conclude(self, cap: int | None) -> list[dict[str, Any]]:
-        if self.reply is not None and self.reason is None:
+        if self.reply is not None:
             code = self.reply.get("exit", int("exception" in self.reply))
             self.status = (code if isinstance(code, int) else 1) % 256 << 8
         if self.handle.cgroup is None:

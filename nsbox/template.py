@@ -197,7 +197,7 @@ class Template:
 def stamp(python: PythonEnvironment) -> tuple[tuple[str, int, int], ...]:
     """What tells that an interpreter or its packages have changed: times and numbers of its files and folders."""
     found = []
-    for path in (python.executable, *python.mounts, *python.folders):
+    for path in (python.executable, *python.folders):
         try:
             status = os.stat(path)
         except OSError:

@@ -20,7 +20,7 @@ static struct packet receive(int sock)
     if (asked++ || input.n_steps == 0)
         return (struct packet){0};
     const struct step step = input.steps[input.next++];
-    request = (struct nsb_request){NSB_MAGIC, NSB_LAYOUT, (uint32_t)input.blob_size, step.n_fds};
+    request = (struct nsb_request){NSB_MAGIC, NSB_LAYOUT, (uint32_t)input.blob_size, step.n_fds, NSB_LAUNCH, 0};
     return (struct packet){&request, step.size ? step.size : sizeof request, step.n_fds, input.blob, input.blob_size};
 }
 

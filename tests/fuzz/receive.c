@@ -12,8 +12,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-const unsigned char nsb_helper[1];
-const unsigned long nsb_helper_size = sizeof nsb_helper;
+const unsigned char nsb_helper[1], nsb_join[1];
+const unsigned long nsb_helper_size = sizeof nsb_helper, nsb_join_size = sizeof nsb_join;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
