@@ -384,7 +384,7 @@ static NORETURN void watch_later(struct watcher *init, struct command *c)
 }
 
 /* Maps the blob of a command; what it says of itself has been checked then. */
-static long map_command(struct command *c, int blob, uint64_t size)
+long map_command(struct command *c, int blob, uint64_t size)
 {
     if (size < sizeof *c->is || size > NSB_MAX_BLOB)
         return -EPROTO;

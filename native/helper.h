@@ -108,6 +108,7 @@ void default_signals(void);
 
 /* command.c */
 int command_valid(const char *base, uint64_t size, const struct nsb_command *command);
+long map_command(struct command *c, int blob, uint64_t size);
 char **fill_pointers(char **out, char *strings, uint32_t count);
 int take_descriptors(struct command *c, const int *fds, unsigned n);
 long watch_signals(struct watcher *w);

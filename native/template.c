@@ -11,11 +11,10 @@
 #include "helper.h"
 
 #include <linux/close_range.h>
-#include <linux/mman.h>
 #include <linux/mount.h>
 #include <linux/prctl.h>
 
-enum { PROT_READ_WRITE = 3, PROPAGATION_PRIVATE = 1 << 18, SIGNAL_CHLD = 17, SIGNAL_KILL = 9, DUP_CLOEXEC = 1030, OUT_OF_THE_WAY = 64 };
+enum { PROPAGATION_PRIVATE = 1 << 18, SIGNAL_CHLD = 17, SIGNAL_KILL = 9, DUP_CLOEXEC = 1030, OUT_OF_THE_WAY = 64 };
 
 long nest(void)
 {
@@ -83,30 +82,23 @@ static NORETURN void template_main(struct command *c)
 void start_template(const int *fds, unsigned n, uint32_t size)
 {
     struct command c = {.control = fds[1]};
-    struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = -EPROTO};
-    int pidfd_number = -1;
-    struct clone_args args = {.flags = CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd_number, .exit_signal = SIGNAL_CHLD};
-    long at = size < sizeof *c.is ? -EPROTO : NSB_CALL(__NR_mmap, 0, size, PROT_READ_WRITE, MAP_PRIVATE, fds[0], 0);
-    if (at < 0 && at > -4096) {
-        why.err = (int)at;
+    struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX, .err = (int)map_command(&c, fds[0], size)};
+    int pidfd = -1;
+    struct clone_args args = {.flags = CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&pidfd, .exit_signal = SIGNAL_CHLD};
+    if (why.err < 0)
         return report(c.control, NSB_MSG_FAILED, &why, 0);
-    }
-    c.base = (char *)at;
-    c.is = (struct nsb_command *)at;
-    if (command_valid(c.base, size, c.is) && c.is->argc && take_descriptors(&c, fds + 1, n - 1) == 0) {
+    why.err = take_descriptors(&c, fds + 1, n - 1);
+    if (why.err == 0) {
         /* The interpreter forks itself once more before it serves: who ends meanwhile is ours to reap. */
         NSB_CALL(__NR_prctl, PR_SET_CHILD_SUBREAPER, 1);
         long pid = NSB_CALL(__NR_clone3, &args, sizeof args);
         if (pid == 0)
             template_main(&c);
-        why.err = pid < 0 ? (int)pid : 0;
         const struct nsb_msg cloned = {.type = NSB_MSG_CLONED, .pid = (int)pid};
-        if (pid > 0)
-            send_packet(c.control, &cloned, sizeof cloned, &pidfd_number, 1);
-        if (pid > 0)
-            nsb_close(pidfd_number);
+        why.err = (int)(pid < 0 ? pid : send_packet(c.control, &cloned, sizeof cloned, &pidfd, 1));
+        nsb_close_fd(&pidfd);
     }
     if (why.err < 0)
         report(c.control, NSB_MSG_FAILED, &why, 0);
-    NSB_CALL(__NR_munmap, at, size);
+    NSB_CALL(__NR_munmap, c.base, size);
 }
