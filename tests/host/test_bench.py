@@ -104,6 +104,7 @@ def test_no_such_benchmark() -> None:
 def test_pools_are_measured_full_and_without_a_pause() -> None:
     facts, _ = pools.run({"runs": 2, "workers": 2, "seconds": 0.1, "rounds": 1})
     assert facts["results"]["Pool: /bin/true"]["p50_us"] > 0
+    assert facts["results"]["PythonPool: pass"]["p50_us"] > 0
     assert facts["sustained"]["Pool: /bin/true"]["per_s"] > 0
     assert facts["sustained"]["os.fork and wait"]["per_s"] > 0
     assert frame.words(pools.BENCHMARK, _report(pools.BENCHMARK, facts))
