@@ -16,7 +16,15 @@ GUARDED = {"host", "native", "escape", "faults", "cases", "environments"}
 # A kernel worker tears network namespaces down, and whoever inherits orphans reaps them: both take a moment.
 PATIENCE_S = 3.0
 # Made in the temporary directory by the build or by pytest, not by a sandbox.
-NOT_OURS = ("nsbox-bootstrap.", "nsbox-build-", "nsbox-ci.", "nsbox-demo.", "nsbox-vm-", "pytest-of-")
+NOT_OURS = (
+    "nsbox-bootstrap.",
+    "nsbox-build-",
+    "nsbox-ci.",
+    "nsbox-demo.",
+    "nsbox-selftest-",
+    "nsbox-vm-",
+    "pytest-of-",
+)
 # Kept as long as the process lives: what each kind of sandbox is built on, and groups made ahead for the next launches.
 KEPT = re.compile(r"/nsbox/skeleton|/nsbox/\d+-\d+( \(deleted\))?$|/nsbox/[^/]+/\d+-ready")
 

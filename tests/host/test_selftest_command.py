@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from nsbox.selftest import catalogue
 
 
 def selftest(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "nsbox", "selftest", *words], capture_output=True, text=True, timeout=300, cwd="/"
-    )
+    """The command; what it makes in the temporary directory must be gone when it ends."""
+    argv = [sys.executable, "-m", "nsbox", "selftest", *words]
+    with tempfile.TemporaryDirectory(prefix="command-") as folder:
+        env = {**os.environ, "TMPDIR": folder}
+        made = subprocess.run(argv, capture_output=True, text=True, timeout=300, cwd="/", env=env)
+        assert os.listdir(folder) == []
+    return made
 
 
 @pytest.mark.slow
