@@ -32,6 +32,7 @@ ALSO = (
     "nsbox.outgoing.Applied",
     "nsbox.outgoing.Held",
     "nsbox.aio.AsyncProcess",
+    "nsbox.python_pool.PythonSession",
     "nsbox.spec.Limits",
     "nsbox.stock.Counts",
     "nsbox.coverage",

@@ -71,8 +71,8 @@ class SandboxExecutor(Executor):
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Schedule a call. Raises what ``dumps`` raises for arguments that cannot be pickled, RuntimeError after
-        ``shutdown``."""
+        """Schedule ``fn(*args, **kwargs)``. Raises what ``dumps`` raises for arguments that cannot be pickled,
+        RuntimeError after ``shutdown``."""
         return self._threads.submit(self._call, self._dumps((fn, args, kwargs)))
 
     def _call(self, data: bytes) -> Any:
@@ -86,7 +86,8 @@ class SandboxExecutor(Executor):
         return _value(result)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As that of every executor; a pool of its own is closed once all calls are over."""
+        """As that of every executor: ``wait`` for the calls that run, ``cancel_futures`` that have not begun. A pool of
+        its own is closed once all calls are over."""
         self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
         with self._lock:
             own, self._own = self._own, None

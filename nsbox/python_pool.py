@@ -140,10 +140,10 @@ class PythonPool:
         """Run ``code`` in an interpreter that nobody used before, and throw that and its sandbox away.
 
         ``files`` (path → content; relative to the working directory inside) are written first, with the rights of the
-        code. ``inputs`` are names that it finds, with values that JSON has. ``timeout`` and ``max_output`` stand in for
-        those of the Spec. ``patience``: how many seconds to wait at most where the pool waits. How the code ended is in
-        the result, also an exception. Raises SpecError for inputs that are not JSON, SandboxUnavailable when the pool
-        is closed or has none to give, LogError.
+        code. ``inputs`` are names that it finds, with values that JSON has. ``timeout`` (seconds) and ``max_output``
+        (bytes of each stream) stand in for those of the Spec. ``patience``: how many seconds to wait at most where the
+        pool waits. How the code ended is in the result, also an exception. Raises SpecError for inputs that are not
+        JSON, SandboxUnavailable when the pool is closed or has none to give, LogError.
         """
         return self.call(_request(code, files, inputs), timeout=timeout, max_output=max_output, patience=patience)
 
@@ -155,7 +155,8 @@ class PythonPool:
         max_output: Limit = None,
         patience: float | None = None,
     ) -> PythonResult:
-        """The same for a request as ``nsbox.python_inside`` takes it."""
+        """``run`` for a ``request`` as ``nsbox.python_inside`` takes it; ``timeout`` (seconds), ``max_output`` (bytes)
+        and ``patience`` (seconds) as there."""
         limits = self.spec.limits
         bounds = limit_of("timeout", timeout, limits.timeout), limit_of("output", max_output, limits.output)
         shown = str(request.get("code", "(a call)"))[:SHOWN]
@@ -178,7 +179,7 @@ class PythonPool:
 
     def session(self, patience: float | None = None) -> "PythonSession":
         """An interpreter that keeps its variables from one piece of code to the next, for one task; then it is thrown
-        away like any other. Raises as ``run``."""
+        away like any other. ``patience``: how many seconds to wait at most where the pool waits. Raises as ``run``."""
         crossing = BoxCrossing(self.spec, os.urandom(8).hex(), self.target)
         lease, began = None, time.monotonic()
         try:
@@ -271,8 +272,9 @@ class PythonSession:
         timeout: Limit = None,
         max_output: Limit = None,
     ) -> PythonResult:
-        """Run more code with the variables of the former. Time and output are limited for each piece by itself; a limit
-        that ends it, or an end of the interpreter, ends the session. Raises SandboxUnavailable after that."""
+        """Run more code with the variables of the former. ``timeout`` (seconds) and ``max_output`` (bytes) limit each
+        piece by itself, ``files`` and ``inputs`` are as for ``PythonPool.run``; a limit that ends it, or an end of the
+        interpreter, ends the session. Raises SandboxUnavailable after that."""
         if not self.is_running:
             raise SandboxUnavailable("the session has ended", remedy="open another")
         request = _request(code, files, inputs) | {"keep": True}

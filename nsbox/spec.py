@@ -259,7 +259,7 @@ class Spec:
         return (*paths, *(path for path, none in ((self.root, "host"), (self.scratch, "tmpfs")) if path != none))
 
     def replace(self, **changes: Any) -> Spec:
-        """A copy with some fields changed, checked anew."""
+        """A copy with some fields changed (``changes``), checked anew. Raises SpecError."""
         _known(changes)
         return Spec(**{**{name: vars(self)[name] for name in _ORDER}, **changes})
 
@@ -284,7 +284,8 @@ class Spec:
 
     @classmethod
     def from_profile(cls, name: str | os.PathLike[str], **changes: Any) -> Spec:
-        """A Spec from a shipped profile or a profile file, with some options changed; see ``nsbox.profiles``."""
+        """A Spec from the shipped profile ``name``, or the profile file of that path, with some options changed
+        (``changes``): lists of mounts and layers, and variables, add up; all else replaces. Raises SpecError."""
         from nsbox import profiles
 
         return cls.from_dict(profiles.merged(profiles.load(name), changes))

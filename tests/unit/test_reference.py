@@ -22,7 +22,7 @@ reference: ModuleType = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(reference)
 
 # Annotations that need no entry of ours.
-KNOWN = {"Any", "AsyncIterator", "Callable", "Iterator", "Names", "None", "Self"}
+KNOWN = {"Any", "AsyncIterator", "Callable", "Future", "Iterator", "Names", "None", "Self"}
 ALIASES = {"Skips": "Skipped", "Entries": "Entry", "Matches": "Match"}
 UNITS = {"timeout": "second", "ttl": "second", "max_bytes": "byte", "max_output": "byte", "size": "byte"}
 
