@@ -256,8 +256,12 @@ void start_command(struct watcher *w)
     struct command *c = w->command;
     volatile struct attempt a = {0, 0, 0};
     int slave = -1, master = -1;
-    if (c->is->argc == 0)
-        return tell_started(w, -1);
+    if (c->is->argc == 0) {
+        /* Nobody reads what a watcher that waits would say, and a socket that is closed over unread packets is reset. */
+        if (w->is_init)
+            tell_started(w, -1);
+        return;
+    }
     if (c->is->flags & NSB_CONNECT && !w->is_init)
         connect_inside(w);
     if (c->is->flags & NSB_TTY && (master = open_terminal(c->is->detail, &slave)) < 0)
@@ -375,8 +379,10 @@ static NORETURN void watch_later(struct watcher *init, struct command *c)
     NSB_CALL(__NR_prctl, PR_SET_NAME, "nsbox-watcher");
     NSB_CALL(__NR_prctl, PR_SET_CHILD_SUBREAPER, 1);
     long ret = watch_signals(&w);
-    for (uint32_t i = 0; ret >= 0 && i < c->n_join; i++)
+    for (uint32_t i = 0; ret >= 0 && i < c->n_join; i++) {
         ret = NSB_CALL(__NR_write, c->join[i], "0", 1);
+        nsb_close(c->join[i]);
+    }
     if (ret < 0)
         refuse(&w, NSB_MSG_FAILED, ret, 0);
     start_command(&w);
@@ -393,7 +399,7 @@ long map_command(struct command *c, int blob, uint64_t size)
         return at;
     c->base = (char *)at;
     c->is = (struct nsb_command *)at;
-    if (command_valid(c->base, size, c->is) && c->is->argc)
+    if (command_valid(c->base, size, c->is))
         return 0;
     NSB_CALL(__NR_munmap, at, size);
     return -EPROTO;
@@ -420,6 +426,30 @@ static void run_later(struct watcher *init, const struct nsb_msg *msg, const int
     NSB_CALL(__NR_munmap, c.base, size);
 }
 
+/* The same for a watcher that was made ahead, in a cgroup of its own: it lets go of the socket that it waited on, and from
+ * here on is as if it had been forked for this command. Answers how many of fds are the caller's still. */
+static unsigned run_now(struct watcher *w, const struct nsb_msg *msg, const int *fds, unsigned n)
+{
+    struct command c = {.control = n > 1 ? fds[1] : -1}, *old = w->command;
+    struct failure why = {.stage = NSB_STAGE_REQUEST, .op = UINT32_MAX};
+    why.err = n < 2 ? -EPROTO : (int)map_command(&c, fds[0], (uint32_t)msg->err);
+    if (why.err == 0)
+        why.err = c.is->argc && !c.is->n_join ? take_descriptors(&c, fds + 1, n - 1) : -EPROTO;
+    if (why.err < 0) {
+        report(c.control, NSB_MSG_FAILED, &why, 0);
+        return n;
+    }
+    nsb_close_fd(&old->control);
+    nsb_close_fd(&old->output);
+    nsb_close_fd(&old->error);
+    nsb_close_fd(&old->input);
+    nsb_close_fd(&old->variables);
+    nsb_close(fds[0]);
+    *old = c;
+    start_command(w);
+    return 0;
+}
+
 /* NSB_MSG_START: a sandbox that was made ahead gets the program of its launch, on the streams that it was made with.
  * Answers how many of fds are the caller's still. */
 static unsigned start_first(struct watcher *w, const struct nsb_msg *msg, const int *fds, unsigned n)
@@ -428,7 +458,7 @@ static unsigned start_first(struct watcher *w, const struct nsb_msg *msg, const 
     if (w->payload >= 0)
         return n;
     long ret = n >= 1 ? map_command(c, fds[0], (uint32_t)msg->err) : -EPROTO;
-    if (ret == 0 && n != 1 + n_given(c))
+    if (ret == 0 && (n != 1 + n_given(c) || c->is->argc == 0))
         ret = -EPROTO;
     if (ret < 0)
         refuse(w, NSB_MSG_FAILED, ret, 0);
@@ -469,6 +499,8 @@ static void read_control(struct watcher *w)
         run_later(w, &msg, fds, n);
     if (ret == sizeof msg && msg.type == NSB_MSG_START && w->is_init)
         n = start_first(w, &msg, fds, n);
+    if (ret == sizeof msg && msg.type == NSB_MSG_RUN && !w->is_init && w->payload < 0)
+        n = run_now(w, &msg, fds, n);
     while (n)
         nsb_close(fds[--n]);
 }
@@ -486,6 +518,7 @@ NORETURN void watch(struct watcher *w)
     struct nsb_pollfd fds[3] = {{w->command->control, NSB_POLLIN, 0}, {w->signals, NSB_POLLIN, 0}, {w->life, NSB_POLLIN, 0}};
     for (;;) {
         reap(w);
+        fds[0].fd = w->command->control;
         if (NSB_CALL(__NR_ppoll, fds, w->life >= 0 ? 3 : 2, 0, 0, 0) < 0)
             continue;
         if (w->life >= 0 && fds[2].revents)

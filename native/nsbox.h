@@ -75,7 +75,8 @@ struct nsb_rule { uint32_t path, unused; uint64_t access; };
 /* A program to start: the one of a launch, or a later one of a sandbox that stays (NSB_MSG_RUN), where it opens a blob
  * of its own. argv, envp: strings one after the other; pointers: room for argc + envc + n_variables + 2 pointers; path: PATH
  * for argv[0]; n_variables: more of envp, which come through a pipe and are in no blob; n_give: descriptors that become
- * the program's from 3 up; n_join: descriptors of cgroup v1 `tasks` files. argc 0: nothing to start yet. */
+ * the program's from 3 up; n_join: descriptors of `tasks` (cgroup v1) or cgroup.procs (v2). argc 0: nothing to start yet; a
+ * later command's watcher then waits in its cgroup for another NSB_MSG_RUN, on its own socket. */
 struct nsb_command {
     uint32_t magic, size, flags, cwd, path, argv, argc, envp, envc, pointers, n_variables, n_give, n_join, detail; /* NSB_CONNECT: the port; NSB_TTY: rows << 16 | columns */
 };

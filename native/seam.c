@@ -21,6 +21,7 @@
 #include <sys/fsuid.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -311,6 +312,13 @@ int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint6
         ret = syscall(SYS_openat2, root, path, &how, sizeof how);
     while (ret < 0 && (errno == EAGAIN || errno == EINTR) && --tries);
     return ret < 0 ? -errno : (int)ret;
+}
+
+/* The kind of file system that a descriptor is on: statfs(2), f_type. */
+long long nsb_fs_type(int fd)
+{
+    struct statfs found;
+    return fstatfs(fd, &found) < 0 ? -errno : (long long)(unsigned)found.f_type;
 }
 
 enum { MAX_GROUPS = 1024 };

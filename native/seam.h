@@ -24,6 +24,7 @@ int nsb_open_in(int root, const char *path, uint64_t flags, uint64_t mode, uint6
 int nsb_act_as(unsigned uid, unsigned gid);
 int nsb_act_back(void);
 long nsb_write(int fd, const void *data, size_t size);
+long long nsb_fs_type(int fd);
 int nsb_tell(int control, uint32_t type, int value, uint32_t op);
 int nsb_floor(int flags, int loopback, const char *program);
 /* cdef:end */

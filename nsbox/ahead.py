@@ -40,7 +40,7 @@ class Ahead:
 
     def __init__(self, prepared: Prepared) -> None:
         self._crossing: Crossing | None = None
-        self.handle = launch(prepared, None, stdin=True, on_network=self._on_network)
+        self.handle = launch(prepared, None, stdin=True, commands=True, on_network=self._on_network)
         try:
             handshake(self.handle)
         except BaseException:

@@ -148,6 +148,7 @@ class AsyncProcess:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._writable: asyncio.Future[None] | None = None
         self._writing = -1
+        process.driven = True
         self._watch = Watch(process.watched, self._ended)
 
     def _ended(self, error: BaseException | None) -> None:

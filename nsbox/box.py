@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nsbox.ahead import Ahead, handshake
 from nsbox.boxchanges import BoxCrossing
+from nsbox.boxwatch import BoxWatch
 from nsbox.change import ChangeSet
 from nsbox.commands import Commands
 from nsbox.crossing import target_of
 from nsbox.errors import SpecError
 from nsbox.files import Files
+from nsbox.groups import Groups
 from nsbox.handle import Handle
 from nsbox.launch import launch, prepare
 from nsbox.process import PIPE as PIPE
@@ -36,8 +38,8 @@ class Sandbox(Commands):
 
     Made from a ``spec`` or from the ``options`` of one; ``log`` as in ``nsbox.run``; ``snapshot`` is a state to start
     from; ``ahead`` is for ``from_pool``. Raises what ``nsbox.run`` raises. Memory, processors, processes and disk are
-    limits of the whole box; wall clock, processor time and output count for each command by itself. Any thread may use
-    it."""
+    limits of the whole box; wall clock, processor time and output count for each command by itself, and one command can
+    have less of the others. Any thread may use it."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Sandbox(Commands):
             from nsbox.snapshot import with_layers
 
             prepared = with_layers(prepared, self._layers)
-        handle = launch(prepared, None, on_ready=crossing.begin, on_network=crossing.on_network)
+        handle = launch(prepared, None, on_ready=crossing.begin, on_network=crossing.on_network, commands=True)
         handle.layers = self._layers
         handle.started_at = handle.started_at if since is None else since
         try:
@@ -90,6 +92,11 @@ class Sandbox(Commands):
         try:
             for name in ("stdout", "stderr", "stdin"):
                 handle.close_stream(name)
+            if handle.cgroup is not None and handle.cgroup.wanted.nested:
+                handle.groups = Groups(handle.cgroup, handle)
+            handle.shared = BoxWatch(handle, self)
+            if handle.groups is not None:
+                handle.shared.arm(None)
             self._crossing.opened(handle)
             self._files = Files(handle.root_fd, handle.host_ids, self._prepared.plan.cwd)
         except BaseException:
@@ -238,7 +245,13 @@ class Sandbox(Commands):
             self._close(handle)
             self._layers = ()
 
+    def end_by(self, limit: str, value: float | None) -> None:
+        super().end_by(limit, value)
+        self._crossing.ended_by(limit, value)
+
     def _close(self, handle: Handle) -> None:
+        if handle.shared is not None:
+            handle.shared.end()
         handle.close()
         handle.layers = handle.merged = ()
         self._files = None

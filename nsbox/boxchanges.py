@@ -54,10 +54,15 @@ class BoxCrossing(Crossing):
             self._alarms.append(alarm.at(at, lambda: self._revoke(handle)))
 
     def _too_old(self, handle: Handle) -> None:
-        self._reason, self._ended_at = "timeout", time.time()
-        handle.kill()
         limit = self.spec.limits.lifetime
-        self.tell(lambda record: record.limit("lifetime", limit, 1, limit))
+        handle.ended_by = f"its lifetime limit of {limit:g} s"
+        handle.kill()
+        self.ended_by("lifetime", limit, "timeout")
+
+    def ended_by(self, limit: str, value: float | None, reason: str = "") -> None:
+        """A limit has ended the sandbox."""
+        self._reason, self._ended_at = reason or limit, time.time()
+        self.tell(lambda record: record.limit(limit, value, 1, self._ended_at - self.began))
 
     def command(self, result: Result) -> None:
         """A command in it is over: tell what it was, and which limits it touched."""

@@ -8,6 +8,7 @@ unless it was asked to stay (``background``).
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from nsbox.errors import SandboxUnavailable
 from nsbox.files import Files
 from nsbox.handle import Handle
 from nsbox.launch import Argument, start_command
+from nsbox.own_limits import own_limits
 from nsbox.prepared import Prepared, limit_of
 from nsbox.process import PIPE, Process
 from nsbox.report import Result
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from nsbox.shell import Shell
 
 Callback = Callable[[bytes], object]
+PATIENCE_S = 0.25  #: what the end of a command over a limit may take before the box is ended for it
 
 
 class Commands:
@@ -45,6 +48,7 @@ class Commands:
         self._processes: set[Process] = set()
         self._stopped: set[int] = set()
         self._oom_kills = 0
+        self._over_at = -PATIENCE_S  #: when the box was first seen over a limit (time.monotonic())
 
     @functools.cached_property
     def _limits(self) -> Limits:
@@ -73,6 +77,10 @@ class Commands:
         cwd: str | None = None,
         timeout: float | str | None = None,
         max_output: int | str | None = None,
+        memory: int | str | None = None,
+        pids: int | str | None = None,
+        cpus: float | str | None = None,
+        cpu_time: float | str | None = None,
         background: bool = False,
         tty: bool | tuple[int, int] = False,
         on_stdout: Callback | None = None,
@@ -82,25 +90,30 @@ class Commands:
 
         ``stdin``: what it reads, a descriptor that is passed on as it comes, or PIPE. ``env`` is added to the box's
         variables. ``timeout`` (seconds, or as in a Spec) and ``max_output`` (bytes of each stream) default to the
-        box's; ``"unlimited"`` is none. With ``background`` the processes that it leaves behind live on until the
-        box ends; nobody reads their pipes then, so they should write to files. With ``tty`` its streams are one
-        terminal of the sandbox, read as stdout; (rows, columns) is its size. ``on_stdout`` and ``on_stderr`` get a
-        stream as it comes, and that stream is then not kept. ``cwd`` is a directory inside; it defaults to where the
-        box's commands start. Raises SandboxUnavailable, SpecError; ``Process.wait`` raises what goes wrong later.
+        box's; ``"unlimited"`` is none. ``memory``, ``pids``, ``cpus`` and ``cpu_time`` are written as in a Spec and
+        hold for this command alone, within the box's own limits; ``Result.enforced`` says by what. With
+        ``background`` the processes that it leaves behind live on until the box ends; nobody reads their pipes then,
+        so they should write to files. With ``tty`` its streams are one terminal of the sandbox, read as stdout;
+        (rows, columns) is its size. ``on_stdout`` and ``on_stderr`` get a stream as it comes, and that stream is then
+        not kept. ``cwd`` is a directory inside; it defaults to where the box's commands start.
+
+        Limits hold whether anybody waits or not. Raises SandboxUnavailable, SpecError, HostError for a limit that
+        cannot be held here; ``Process.wait`` raises what goes wrong later.
         """
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
         plan, limits = self._prepared.plan, self._limits
         flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
         flags |= lib.NSB_KEEP if background else 0
+        limited = {"memory": memory, "pids": pids, "cpus": cpus, "cpu_time": cpu_time}
         with self._lock:
-            if self._handle is None:
-                raise SandboxUnavailable("the sandbox is closed", remedy="make another")
-            own = env or {}
-            given = self._handle.given().without(own)
-            what = command(words, {**given.environment(plan.env), **own}, cwd or plan.cwd, flags)
+            box, own, variables = self._open_handle(), None, env or {}
+            if any(value is not None for value in limited.values()):
+                own = own_limits(limits, limited, box.cgroup, nested=box.groups is not None)
+            given = box.given().without(variables)
+            what = command(words, {**given.environment(plan.env), **variables}, cwd or plan.cwd, flags)
             if isinstance(tty, tuple):
                 what = what._replace(detail=window(*tty))
-            handle = start_command(self._handle, what, given)
+            handle = start_command(box, what, given, own)
         pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if stdin == PIPE else (-1, -1)
         run = Run(
             handle,
@@ -113,7 +126,42 @@ class Commands:
         )
         process = Process(self, run, [os.fsdecode(word) for word in words], cwd or plan.cwd, pipe)
         self._processes.add(process)
+        self.arm(run.next_time())
         return process
+
+    def arm(self, at: float | None) -> None:
+        """Have the limits looked at, at ``at`` (time.monotonic()) or before, though nobody waits."""
+        handle = self._handle
+        if handle is not None and handle.shared is not None:
+            handle.shared.arm(at)
+
+    def running(self) -> list[Process]:
+        """The commands whose end nobody has seen."""
+        return list(self._processes)
+
+    def exceeded(self, limit: str, value: float | None) -> None:
+        """A limit of the whole box was seen to be exceeded. Its commands are ended, and then, if that did not help, the
+        box: what is over the limit may be in what a command has left behind."""
+        now, running = time.monotonic(), self.running()
+        first = self._over_at if now - self._over_at < 2 * PATIENCE_S else now
+        self._over_at = first
+        if running and now - first < PATIENCE_S:
+            for process in running:
+                process.exceed(limit, value)
+        else:
+            self.end_by(limit, value)
+
+    def why_ended(self) -> str:
+        """For a message: how the box came to its end."""
+        handle = self._handle
+        return f"was ended by {handle.ended_by}" if handle is not None and handle.ended_by else "ended"
+
+    def end_by(self, limit: str, value: float | None) -> None:
+        """End the box for a limit; calls that need it then say so."""
+        handle = self._handle
+        if handle is not None and not handle.ended_by:
+            handle.ended_by = f"its {limit} limit" + ("" if value is None else f" of {value:g}")
+            handle.kill()
 
     def run(self, argv: Sequence[Argument] | str, **options: Any) -> Result:
         """Run ``argv`` to its end; the ``options`` are those of ``popen``. How it ended is in the Result. Raises what
@@ -181,4 +229,8 @@ class Commands:
         handle = self._handle
         if handle is None:
             raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+        if handle.ended_by:
+            raise SandboxUnavailable(
+                f"the sandbox was ended by {handle.ended_by}", remedy="make another, with a higher limit if it needs it"
+            )
         return handle

@@ -240,7 +240,11 @@ def upper_of(handle: Handle) -> int:
     """A descriptor of the workspace's upper directory; the caller closes it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     if not handle.layers:
-        return os.open(WORKSPACE_UPPER, flags, dir_fd=handle.scratch_fd)
+        scratch = handle.copied("scratch_fd")
+        try:
+            return os.open(WORKSPACE_UPPER, flags, dir_fd=scratch)
+        finally:
+            os.close(scratch)
     from nsbox import snapshot
 
     # The copy goes with the object that stands for it: it stays readable through what is open by then.

@@ -12,10 +12,10 @@ import time
 from nsbox import watch
 from nsbox._native import lib
 from nsbox.light import TYPE_CHECKING, signal
-from nsbox.plan.limits import LimitPlan
 from nsbox.spec import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from nsbox.handle import Handle
@@ -31,9 +31,10 @@ BURST = 0.02  #: seconds of processor time that may be used ahead of one's share
 class Enforcer:
     """The limits of one sandbox while it runs."""
 
-    def __init__(self, limits: Limits, plan: LimitPlan, handle: Handle, cgroup: Cgroup | None) -> None:
+    def __init__(self, limits: Limits, watch_for: Collection[str], handle: Handle, cgroup: Cgroup | None) -> None:
+        """``watch_for``: of memory, pids, cpus, cpu_time, disk, those that are looked at here."""
         self.hits: dict[str, dict[str, Any]] = {}
-        self._limits, self._plan, self._handle, self._cgroup = limits, plan, handle, cgroup
+        self._limits, self._watch, self._handle, self._cgroup = limits, watch_for, handle, cgroup
         self._events = {fd: (kind, events) for fd, events, kind in cgroup.event_fds()} if cgroup else {}
         self._processors = len(os.sched_getaffinity(0))
         self._oom_until = 0.0
@@ -41,23 +42,23 @@ class Enforcer:
         # What was free beside a scratch directory: see _scratch.
         self._free = watch.free_space(handle.scratch.fd) if handle.scratch else 0
         self._next: dict[str, float] = {}
-        # A command in a sandbox that stays is charged from its first look on. Most are over before.
-        self.begin(None if handle.is_command else 0.0)
+        # What is alone in a sandbox, but not first, is charged from its first look on.
+        self.begin(None if handle.is_command and not handle.is_part else 0.0)
 
     def begin(self, used: float | None) -> None:
         """Count from now on. ``used``: processor time until now, in seconds; None: until the first look."""
         now = time.monotonic()
-        plan = self._plan
         # What was used before is no debt.
         self._began, self._used = now - (used or 0.0) / (self._limits.cpus or 1.0), 0.0
         self._base: float | None = used
         self._next.clear()
         for name, first in (("memory", 0.02), ("cpus", CPU_PERIOD), ("disk", 0.05)):
-            if name in plan.watch:
+            if name in self._watch:
                 self._next[name] = now + first
-        if "pids" in plan.watch and "memory" not in plan.watch:
+        if "pids" in self._watch and ("memory" not in self._watch or self._handle.is_part):
             self._next["pids"] = now + MEMORY_PERIOD
-        if "cpu_time" in plan.watch:
+        if "cpu_time" in self._watch:
+            # Most commands in a sandbox that stays are over before.
             self._next["cpu_time"] = now + (FIRST_LOOK if self._handle.is_command else self._until_cpu_time(0.0))
 
     def interests(self) -> dict[int, int]:
@@ -146,20 +147,25 @@ class Enforcer:
         return False
 
     def _look_at_pids(self, now: float, threads: int | None = None) -> bool:
-        """RLIMIT_NPROC refuses and says nothing of it: being at the limit is all that can be seen."""
+        """RLIMIT_NPROC refuses and says nothing of it: being at the limit is all that can be seen. It knows of no
+        single command, which is ended when it is over its limit."""
         if threads is None:
             self._next["pids"] = now + MEMORY_PERIOD
             threads = watch.sample(*self._handle.roots).threads
-        if "pids" in self._plan.watch and self._limits.pids is not None and threads > self._limits.pids:
-            self.hit("pids", self._limits.pids)
-        return False
+        most = self._limits.pids
+        if "pids" not in self._watch or most is None or threads <= most + self._handle.is_part:
+            return False
+        self.hit("pids", most)
+        return self._handle.is_part
 
     def _look_at_memory(self, now: float) -> bool:
         self._next["memory"] = now + MEMORY_PERIOD
         limit = self._limits.memory or 0
         seen = watch.sample(*self._handle.roots)
-        self._look_at_pids(now, seen.threads)
-        scratch = self._scratch()[0]
+        scratch = 0
+        if not self._handle.is_part:
+            self._look_at_pids(now, seen.threads)
+            scratch = self._scratch()[0]
         hidden = watch.unmapped_memory(seen.processes)
         if seen.resident + scratch + hidden <= limit:
             return False
@@ -180,7 +186,7 @@ class Enforcer:
         """(bytes in the scratch file system, whether it is full, or a directory over the limit)."""
         if self._handle.scratch_fd < 0:
             return 0, False
-        if "disk" in self._plan.watch:
+        if "disk" in self._watch:
             used, whole = watch.tree_size(self._handle.scratch_fd)
             if not whole and self._free:
                 # Others may write there as well, but a payload that hides what it writes has to bear with that.

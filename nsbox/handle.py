@@ -7,8 +7,9 @@ import os
 import select
 import time
 
-from nsbox import janitor, secrets
+from nsbox import janitor, secrets, watch
 from nsbox._native import lib
+from nsbox.errors import SandboxUnavailable
 from nsbox.light import TYPE_CHECKING, contextlib, signal, threading
 from nsbox.prepared import Prepared
 from nsbox.resources import cgroup, scratch
@@ -16,21 +17,36 @@ from nsbox.resources.ids import SIZE, IdRanges
 from nsbox.secrets import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Iterator
+    from typing import Any, Protocol
 
+    from nsbox.groups import Groups
     from nsbox.masking import Masker
+    from nsbox.own_limits import OwnLimits
+    from nsbox.resources.cgroup_child import Child
     from nsbox.resources.egress import Egress
+
+    class Looker(Protocol):
+        """What looks at the limits of a sandbox that stays: ``nsbox.boxwatch``."""
+
+        def next_time(self) -> float | None: ...
+        def look(self, now: float) -> None: ...
+        def arm(self, at: float | None) -> None: ...
+        def end(self) -> None: ...
 
 
 class Handle:
     """A sandbox that runs. Owns a pidfd, the control socket, three pipes and an id range; ``close`` ends all of it."""
 
     is_command = False  #: whether the end of the control socket is the end of all that this stands for
+    is_part = False  #: whether others run in the same sandbox, and this is one command of many
     is_last = True  #: whether the sandbox ends with what this stands for
 
     def __init__(self, prepared: Prepared, started_at: float) -> None:
         self.id = os.urandom(8).hex()
+        #: A descriptor is closed, or given away, only under this: its number may be another's a moment later. Who uses
+        #: one of a sandbox that another thread may close holds it meanwhile, or borrows a copy.
+        self._guard = threading.RLock()
         self.owner = os.getpid()  #: a forked child has copies of the descriptors, and no right to end anything
         self.prepared = prepared
         self.started_at = started_at  #: time.monotonic() when the launch was asked for
@@ -45,12 +61,20 @@ class Handle:
         self.cloned_at = 0.0
         self.host_ids: tuple[int, int] | None = None  #: the payload's ids on the host, where they are not the caller's
         self.cgroup: cgroup.Cgroup | None = None
+        self.groups: Groups | None = None  #: of the commands of a sandbox that stays
+        self.shared: Looker | None = None  #: what looks at the limits of such a sandbox, if anything has to
+        self.limits = prepared.spec.limits
+        self.watch_for = prepared.plan.limits.watch  #: limits that are looked at for this handle
+        self.enforced = prepared.plan.enforced
+        self.payload = 0  #: pid inside of the command, as it was told from there
+        self.ended_by = ""  #: the limit that has ended the sandbox
         self.layers: tuple[Any, ...] = ()  #: nsbox.snapshot.Layer, beneath what this sandbox writes
         self.merged: tuple[Any, ...] = ()  #: copies of both as one, for who looks at all that has changed
         self.egress: Egress | None = None
         self.on_network: Callable[[str, dict[str, Any]], None] | None = None
         self.scratch: scratch.Scratch | None = None
         self.copy: scratch.Scratch | None = None  #: of the workspace, see nsbox.copyin
+        self.settled = False  #: it was said from inside that nothing is left
         self._range: int | None = None
         self._ranges: IdRanges | None = None
 
@@ -61,7 +85,25 @@ class Handle:
 
     def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send init a message; False when nobody is there any more."""
-        return self.control >= 0 and lib.nsb_tell(self.control, kind, value, op) >= 0
+        with self._guard:
+            return self.control >= 0 and lib.nsb_tell(self.control, kind, value, op) >= 0
+
+    @contextlib.contextmanager
+    def borrowed(self, name: str) -> Iterator[int]:
+        """A copy of one of the descriptors, for what may take a while. Raises SandboxUnavailable once it is closed."""
+        fd = self.copied(name)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def copied(self, name: str) -> int:
+        """The same, which the caller closes."""
+        with self._guard:
+            fd = getattr(self, name)
+            if fd < 0:
+                raise SandboxUnavailable("the sandbox is closed", remedy="make another")
+            return os.dup(fd)
 
     def abandon(self) -> None:
         """End what cannot be watched any more."""
@@ -97,7 +139,8 @@ class Handle:
                 if name in numbered:
                     gone = not [lent for lent in tuple(self.lent) if lent.name == name and not lent.empty()]
                 else:
-                    gone = secrets.revoke(self.secrets_fd, name)
+                    with self._guard:
+                        gone = self.secrets_fd < 0 or secrets.revoke(self.secrets_fd, name)
                 if not gone:
                     self.kill()  # rather no sandbox than one that keeps what it should not have
                 if self.on_revoked:
@@ -141,34 +184,36 @@ class Handle:
 
     def alive(self) -> bool:
         """Whether pid 1 inside still runs."""
-        waiter = select.poll()
-        waiter.register(self.pidfd, select.POLLIN)
-        return self.pidfd >= 0 and not waiter.poll(0)
+        with self._guard:
+            return self.pidfd >= 0 and not _readable(self.pidfd, 0) and not watch.ending(self.pid)
 
     def wait_until_gone(self) -> None:
         """Wait for the end of pid 1, for at most a second."""
-        waiter = select.poll()
-        waiter.register(self.pidfd, select.POLLIN)
-        waiter.poll(1000)
+        with contextlib.suppress(SandboxUnavailable), self.borrowed("pidfd") as fd:
+            _readable(fd, 1000)
 
     def kill(self) -> None:
         """SIGKILL pid 1 inside, and with it everything (pid_namespaces(7))."""
-        if self.pidfd >= 0 and os.getpid() == self.owner:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with self._guard:
+            if self.pidfd >= 0 and os.getpid() == self.owner:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close_stream(self, name: str) -> None:
         """Close one of the descriptors, by name."""
-        fd = getattr(self, name)
-        setattr(self, name, -1)
-        if fd >= 0:
-            os.close(fd)
+        with self._guard:
+            fd = getattr(self, name)
+            setattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
 
     def close(self) -> None:
         """End the sandbox if it still runs; what must wait for its last process is given back later. Idempotent."""
         self.kill()
         for lent in tuple(self.lent):
             lent.close()
+        if self.groups is not None:
+            self.groups.close()
         for name in ("stdin", "stdout", "stderr", "control"):
             self.close_stream(name)
         if os.getpid() != self.owner:
@@ -178,15 +223,15 @@ class Handle:
             return
         kept = (self.cgroup, self.egress, self.scratch, self.copy, self._range)
         if self.pidfd >= 0 or any(one is not None for one in kept):
-            janitor.later(GiveBack(self))
+            with self._guard:
+                job = GiveBack(self)
+            janitor.later(job)
 
     def release(self) -> None:
         """Wait, for at most two seconds, until init is gone; then give back all that it had."""
         gone = True
         if self.pidfd >= 0:
-            waiter = select.poll()
-            waiter.register(self.pidfd, select.POLLIN)
-            gone = bool(waiter.poll(2000))
+            gone = _readable(self.pidfd, 2000)
         for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
             self.close_stream(name)
         # What is stuck in the kernel keeps its ids and files as long as this process lives; a sweep takes the files.
@@ -203,6 +248,12 @@ class Handle:
         tidy(self.prepared.host.state)
 
 
+def _readable(fd: int, timeout_ms: int) -> bool:
+    waiter = select.poll()
+    waiter.register(fd, select.POLLIN)
+    return bool(waiter.poll(timeout_ms))
+
+
 class CommandHandle(Handle):
     """A later command in a sandbox that stays. It owns its socket, its pipes and copies of the box's descriptors: the
     box may be closed by another thread meanwhile."""
@@ -210,15 +261,35 @@ class CommandHandle(Handle):
     is_command = True
     is_last = False
 
-    def __init__(self, box: Handle) -> None:
+    def __init__(self, box: Handle, *, lasting: bool = False, own: OwnLimits | None = None) -> None:
+        """``lasting``: what the command leaves running lives on, with what it was lent."""
         super().__init__(box.prepared, time.monotonic())
         self._box = box
         self.secrets, self.revoked_at, self.lent = box.secrets, box.revoked_at, box.lent
-        self.lasting = False  #: whether what the command leaves behind lives on, with what it was lent
+        self.lasting = lasting
         self.pid, self.cloned_at = box.pid, self.started_at
         self._asked_again = False
-        self.pidfd = os.dup(box.pidfd)
-        self.scratch_fd = os.dup(box.scratch_fd)
+        self.groups, self.shared = box.groups, box.shared
+        self.watch_for = self.watch_for & {"cpu_time"}
+        if own is not None:
+            self.limits, self.watch_for, self.enforced = own.limits, own.watch, {**self.enforced, **own.enforced}
+        self._tree = 0
+        self.own: Child | None = None  #: the same as ``cgroup``
+        self.pidfd = box.copied("pidfd")
+        try:
+            self.scratch_fd = box.copied("scratch_fd")
+        except BaseException:
+            self.close_stream("pidfd")
+            raise
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """The watcher, if it is known. It is found by the command's own pid, while that lives."""
+        if not self._tree and self.payload:
+            for pid in watch.processes(self.pid):
+                if watch.inside_pid(pid) == self.payload:
+                    self._tree = watch.parent(pid)
+        return (self._tree,) if self._tree else ()
 
     def tell(self, kind: int, value: int = 0, op: int = 0) -> bool:
         """Send the watcher a message, or init where everything inside is meant."""
@@ -228,14 +299,18 @@ class CommandHandle(Handle):
         return []  # they are the box's, which takes them away whether a command runs or not
 
     def kill(self) -> None:
-        """The watcher was asked and did not answer: the payload has killed it, or stopped it, which can be mended. If
-        that does not help, the whole box goes."""
+        """The watcher was asked and did not answer: the payload has killed it, or stopped it. Its cgroup ends all of
+        the command at once; where there is none the watcher may go on, and if that does not help, the box goes."""
+        if self.own is not None and self.own.kill():
+            return
         if self._asked_again or not self._box.tell(lib.NSB_MSG_SIGNAL, signal.SIGCONT, 1):
             self.abandon()
         self._asked_again = True
 
     def abandon(self) -> None:
-        """SIGKILL pid 1 inside, and with it everything; it is gone in a moment."""
+        """SIGKILL all of the command by its cgroup; where there is none pid 1 inside, and with it everything."""
+        if self.own is not None and self.own.kill():
+            return
         super().kill()
         self.wait_until_gone()
 
@@ -245,6 +320,9 @@ class CommandHandle(Handle):
             self.take_back()
         for name in ("stdin", "stdout", "stderr", "control", "pidfd", "scratch_fd"):
             self.close_stream(name)
+        own, self.own = self.own, None
+        if own is not None and self.groups is not None:
+            self.groups.give_back(own, empty=self.settled and not self.lasting, kill=not self.lasting)
 
 
 _launches = itertools.count(1)

@@ -23,7 +23,8 @@ from nsbox.errors import SandboxUnavailable
 from nsbox.handle import Handle
 from nsbox.launch import launch, pipe
 from nsbox.prepared import Prepared
-from nsbox.supervise import PIPE_MAX, Run, Stream, turn
+from nsbox.streams import Stream
+from nsbox.supervise import PIPE_MAX, Run, turn
 from nsbox.template import MOST_ANSWER, Template
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Lease(Run):
         self.reply, self.trouble, self.reason = None, "", None
         self.stdout, self.stderr = (Stream(output, None, self.handle.masker()) for _ in range(2))
         self.deadline = None if timeout is None else time.monotonic() + timeout
-        self.timeout = timeout
+        self.timeout, self.cap = timeout, output
         self.enforcer.hits.clear()
         self.enforcer.begin(self._used)
         self.stamps = {"exec": time.monotonic_ns()}
@@ -206,7 +207,7 @@ class Lease(Run):
             if self.reply is None:
                 self.handle.kill()
 
-    def conclude(self, cap: int | None) -> list[dict[str, Any]]:
+    def conclude(self) -> list[dict[str, Any]]:
         if self.reply is not None:
             code = self.reply.get("exit", int("exception" in self.reply))
             self.status = (code if isinstance(code, int) else 1) % 256 << 8
@@ -214,7 +215,7 @@ class Lease(Run):
             used = watch.cpu_time(self.interpreter.inside)
             self.usage.setdefault("cpu_user_s", used[0])
             self.usage.setdefault("cpu_system_s", used[1])
-        return super().conclude(cap)
+        return super().conclude()
 
 
 def _parsed(data: bytes | bytearray, masker: "Masker | None") -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from nsbox import _native, copyin, probe, secrets
+from nsbox import _native, copyin, probe, received, secrets
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiting, window
 from nsbox.errors import HostError, SandboxUnavailable
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from nsbox.own_limits import OwnLimits
+
 __all__ = ["Argument", "CommandHandle", "Handle", "Prepared", "launch", "prepare", "start_command"]
 
 #: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
@@ -42,20 +44,28 @@ class NoIdmap(Exception):
         self.op = op
 
 
-def start_command(box: Handle, what: Command, given: Given = NOTHING_GIVEN) -> CommandHandle:
-    """Have a sandbox's init start a program. Raises SandboxUnavailable when the sandbox has ended."""
-    blob = command_blob(_with(what, given))
-    handle = CommandHandle(box)
-    handle.lasting = bool(what.flags & lib.NSB_KEEP)
+def start_command(
+    box: Handle, what: Command, given: Given = NOTHING_GIVEN, own: OwnLimits | None = None
+) -> CommandHandle:
+    """Have a sandbox's init start a program, with limits of its ``own`` perhaps. Raises SandboxUnavailable when the
+    sandbox has ended, HostError where a cgroup cannot be made."""
+    what = _with(what, given)
+    handle = CommandHandle(box, lasting=bool(what.flags & lib.NSB_KEEP), own=own)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
         undo.callback(handle.take_back)
         undo.callback(handle.close)
         fds = _streams(handle, owned, box.host_ids, stdin=bool(what.flags & lib.NSB_STDIN))
         fds += _hand_over(given, box, handle, owned)
-        ret = lib.nsb_run(box.control, blob, len(blob), fds, len(fds))
-        if ret < 0:
-            raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
-        handle.control = ret
+        if box.groups is not None and not what.flags & lib.NSB_CONNECT:
+            handle.control, handle.own = box.groups.start(what, fds, own.wanted if own else None)
+            handle.cgroup = handle.own
+        else:
+            blob = command_blob(what)
+            with box.borrowed("control") as init:
+                ret = lib.nsb_run(init, blob, len(blob), fds, len(fds))
+            if ret < 0:
+                raise SandboxUnavailable(f"the sandbox does not answer: {os.strerror(-ret)}", remedy="start another")
+            handle.control = ret
         undo.pop_all()
     count_execution()
     return handle
@@ -188,8 +198,10 @@ def _launch(
     on_network: Callable[[str, dict[str, Any]], None] | None = None,
     flags: int = 0,
     zygote: _native.Zygote | None = None,
+    commands: bool = False,
 ) -> Handle:
-    """``flags`` are added to the plan's; ``zygote`` is asked instead of that of the process.
+    """``flags`` are added to the plan's; ``zygote`` is asked instead of that of the process; with ``commands`` there
+    will be others, each in a cgroup below the sandbox's.
     ``on_ready`` is called when everything is known and nothing runs yet; what it raises ends the launch."""
     handle = Handle(prepared, time.monotonic())
     handle.on_network = on_network
@@ -205,7 +217,9 @@ def _launch(
         ids = _ids(prepared, handle._range)
         limits = plan.limits
         if limits.cgroup:
-            wanted = cgroup.Wanted(limits.memory, limits.pids, limits.cpus, _io_max(prepared))
+            # The watcher that waits for the next command is none of the caller's processes; see nsbox.groups.
+            pids = limits.pids if limits.pids is None else limits.pids + commands
+            wanted = cgroup.Wanted(limits.memory, pids, limits.cpus, _io_max(prepared), commands)
             handle.cgroup = cgroup.discover(prepared.host.state).make(wanted, "sandbox")
         join, into = (handle.cgroup.join, handle.cgroup.into) if handle.cgroup else ((), -1)
         how = (lib.NSB_STDIN if stdin else 0) | (lib.NSB_TTY if tty else 0)
@@ -258,15 +272,21 @@ def _connect(handle: Handle) -> None:
     prepared = handle.prepared
     message, fds = ffi.new("struct nsb_msg *"), ffi.new("int[16]")
     ret = lib.nsb_receive(handle.control, message, fds, 16)
-    received = [fds[number] for number in range(max(0, ret))]
+    came = [fds[number] for number in range(max(0, ret))]
     assert prepared.net is not None
     assert prepared.policy is not None
-    if ret < 0 or message.type != lib.NSB_MSG_NETWORK or len(received) != 2 + len(prepared.net.sockets):
-        for fd in received:
+    if ret < 0 or message.type != lib.NSB_MSG_NETWORK or len(came) != 2 + len(prepared.net.sockets):
+        for fd in came:
             os.close(fd)
         raise failure(prepared, message) if ret >= 0 and message.type == lib.NSB_MSG_FAILED else vanished()
+    try:
+        received.network(came, prepared.net.sockets)
+    except BaseException:
+        for fd in came:
+            os.close(fd)
+        raise
     slot = 0 if handle._range is None else (handle._range - FIRST) // SIZE
-    handle.egress = Egress(handle.id, prepared.policy, prepared.net, received, slot, handle.on_network)
+    handle.egress = Egress(handle.id, prepared.policy, prepared.net, came, slot, handle.on_network)
     handle.tell(lib.NSB_MSG_GO)
 
 

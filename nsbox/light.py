@@ -111,9 +111,10 @@ else:
             return functools.lru_cache(None)(function)
 
     class threading:
-        """The lock alone."""
+        """The locks alone."""
 
         Lock = _thread.allocate_lock
+        RLock = _thread.RLock
 
     class _Suppress:
         def __init__(self, *kinds):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nsbox import received
 from nsbox._native import ffi, lib
 from nsbox.encode import command
 from nsbox.errors import SandboxUnavailable, SpecError
@@ -35,12 +36,12 @@ def connect(handle: Handle, port: int) -> socket.socket:
     what = command(["connect"], {}, "/", lib.NSB_CONNECT)._replace(detail=port)
     watcher = start_command(handle, what)
     try:
-        return _receive(watcher)
+        return _receive(watcher, own=handle.prepared.spec.net == "host")
     finally:
         watcher.close()
 
 
-def _receive(watcher: Handle) -> socket.socket:
+def _receive(watcher: Handle, *, own: bool) -> socket.socket:
     message, fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 1)
     poll = select.poll()
     poll.register(watcher.control, select.POLLIN)
@@ -52,21 +53,14 @@ def _receive(watcher: Handle) -> socket.socket:
             os.close(fds[0])
         number = -message.err if 0 < -message.err < 4096 else errno.EPROTO
         raise OSError(number, os.strerror(number), "a connection inside")
-    return _checked(fds[0])
-
-
-def _checked(fd: int) -> socket.socket:
-    """What came from inside is a TCP socket, or nothing that we use."""
     try:
-        found = socket.socket(fileno=fd)
-    except OSError:
-        os.close(fd)
+        received.connection(fds[0], own=own)
+        found = socket.socket(fileno=fds[0])
+    except BaseException:
+        os.close(fds[0])
         raise
-    if (found.family, found.type) == (socket.AF_INET, socket.SOCK_STREAM):
-        found.setblocking(False)
-        return found
-    found.close()
-    raise OSError(errno.EPROTO, os.strerror(errno.EPROTO), "a connection inside")
+    found.setblocking(False)
+    return found
 
 
 class _Way:

@@ -1,7 +1,7 @@
 """A command that runs in a sandbox that stays: its streams as they come, signals, its end.
 
-Nothing happens by itself: streams are read and limits are watched while somebody waits, polls, reads or writes. What
-nobody reads stays in the pipe, so that a slow reader slows the command down and memory does not grow.
+Streams are read while somebody waits, polls, reads or writes. What nobody reads stays in the pipe, so that a slow
+reader slows the command down and memory does not grow. Limits hold in any case: ``tick``.
 """
 
 import collections
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: for ``stdin``: input is given piece by piece, by ``Process.write``
 PIPE = -1
+IDLE_S = 0.2  #: seconds from one look at a command that somebody waits for to the next
 
 
 class Process:
@@ -32,6 +33,7 @@ class Process:
         self.watched = run  #: what the supervisor knows of it
         self._source, self._stdin = pipe  #: the pipe that ``write`` fills, or -1 twice
         self._busy = threading.Lock()
+        self.driven = False  #: by a loop that keeps its time limits as well
         self._result: Result | None = None
         self._error: BaseException | None = None
 
@@ -133,8 +135,32 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL the command and all that it started; ``wait`` then tells reason ``cancelled``."""
+        self.end("cancelled")
+
+    def exceed(self, limit: str, value: float | None) -> None:
+        """End it, for the whole box is over a limit."""
+        self.watched.enforcer.hit(limit, value)
+        self.end(limit)
+
+    def end(self, reason: str) -> None:
+        """Have it ended; whoever waits sees ``reason``, and if nobody does it ends all the same."""
         if not self.is_over:
-            self.watched.stop("cancelled")
+            self.watched.stop(reason)
+            self._box.arm(self.watched.next_time())
+
+    def tick(self, now: float) -> float | None:
+        """Keep the limits that are due, while nobody else does. When the next one is (time.monotonic())."""
+        if self.driven or self.is_over:
+            return None
+        if not self._busy.acquire(blocking=False):
+            return now + IDLE_S  # somebody waits for it, and may leave off
+        try:
+            if self.watched.settled:
+                return None  # it waits for whoever wants to know
+            self.watched.on_time(now)
+            return self.watched.next_time()
+        finally:
+            self._busy.release()
 
     def close(self) -> None:
         """End the command if it still runs, and give up its descriptors. ``Sandbox.close`` does it as well, but where
@@ -189,9 +215,11 @@ class Process:
         if run.error is not None:
             raise run.error
         killed = run.status is None or os.WTERMSIG(run.status) == signal.SIGKILL or run.status >> 8 == 137
-        if run.reason is None and killed and self._box.ran_out_of_memory():
+        if run.handle.cgroup is None and run.reason is None and killed and self._box.ran_out_of_memory():
             run.enforcer.hit("memory", self._box.spec.limits.memory)
             run.reason = "memory"
-        if run.status is None and run.reason is None:
-            raise SandboxUnavailable("the sandbox ended while a command ran in it", remedy="start another")
-        return Result(run, self._box.id, self._argv)
+        result = Result(run, self._box.id, self._argv)
+        if run.status is None and run.reason is None and not self._box.is_running:
+            why = self._box.why_ended()
+            raise SandboxUnavailable(f"the sandbox {why} while a command ran in it", remedy="start another")
+        return result

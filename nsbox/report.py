@@ -33,7 +33,7 @@ class Result:
 
     def __init__(self, run: Run, sandbox_id: str, argv: list[str]) -> None:
         #: every limit that was touched, with ``limit``, ``value``, ``count`` and ``first_at`` (seconds since the epoch)
-        self.limits_hit: list[dict[str, Any]] = run.conclude(run.handle.prepared.spec.limits.output)
+        self.limits_hit: list[dict[str, Any]] = run.conclude()
         status = run.status
         self.schema = SCHEMA
         self.id = sandbox_id  #: the sandbox's, as in the boundary log
@@ -54,7 +54,7 @@ class Result:
         #: what was used, by name with its unit; None where nothing tells
         self.usage: dict[str, float | int | None] = {name: run.usage.get(name) for name in _USAGE}
         #: layer → ``strength`` (kernel, watched or none) and ``how``
-        self.enforced: dict[str, dict[str, str]] = run.handle.prepared.plan.enforced
+        self.enforced: dict[str, dict[str, str]] = run.handle.enforced
         verdict = run.handle.prepared.verdict
         #: what crossed: ``inputs``, ``outputs``, ``destinations``, ``secrets``, ``sensitive_mounts``
         self.boundary: dict[str, list[dict[str, Any]]] = {

@@ -96,7 +96,8 @@ def take(handle: Handle, spec: Spec, layers: tuple[Layer, ...]) -> Snapshot:
     """What a box has written, on top of the layers that it was started from. Nobody must write meanwhile."""
     check(handle.prepared)
     state, first = handle.prepared.host.state, _first(handle)
-    layers = (*layers, Layer(state).fill([(handle.scratch_fd, inside_of(first))]))
+    with handle.borrowed("scratch_fd") as scratch:
+        layers = (*layers, Layer(state).fill([(scratch, inside_of(first))]))
     if len(layers) > MAX_LAYERS:
         same = None if first is None else int
         layers = (Layer(state).fill([(layer.fd, same) for layer in layers]),)
@@ -108,7 +109,8 @@ def merged(handle: Handle, layers: tuple[Layer, ...]) -> Layer:
     first = _first(handle)
     same = None if first is None else int
     below = [(layer.fd, outside_of(first)) for layer in layers]
-    return Layer(handle.prepared.host.state).fill([*below, (handle.scratch_fd, same)])
+    with handle.borrowed("scratch_fd") as scratch:
+        return Layer(handle.prepared.host.state).fill([*below, (scratch, same)])
 
 
 def _first(handle: Handle) -> int | None:

@@ -11,18 +11,18 @@ import os
 import select
 import time
 
+from nsbox import received
 from nsbox._native import STAGES, ffi, lib
 from nsbox.enforce import Enforcer
-from nsbox.errors import CommandError, HostError, NsboxError
+from nsbox.errors import CommandError, HostError, NsboxError, SandboxUnavailable
 from nsbox.failures import failure
 from nsbox.handle import Handle
 from nsbox.light import TYPE_CHECKING, contextlib, signal
+from nsbox.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
-
-    from nsbox.masking import Masker
 
 CHUNK = 65536
 GRACE = 0.5  #: seconds that init gets to kill and report before it is killed itself
@@ -30,58 +30,6 @@ MAX_ERRNO = 4095
 END_OF_INPUT = b"\x04"  #: what a terminal takes as such at the start of a line (termios(3), VEOF)
 PIPE_MAX = 1 << 20  #: bytes that a pipe can hold at most, where nobody has raised fs.pipe-max-size
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
-
-
-class Stream:
-    """One output stream, kept up to ``cap`` bytes; what comes after is read, counted and dropped."""
-
-    def __init__(
-        self, cap: int | None, callback: Callable[[bytes], object] | None, masker: Masker | None = None
-    ) -> None:
-        self._masker = masker
-        self.chunks: list[bytes] = []
-        self.kept = self.total = 0
-        self.cut_at: float | None = None
-        self._cap = cap
-        self._callback = callback
-
-    def divert(self, callback: Callable[[bytes], object]) -> None:
-        """Hand all that was kept, and all that comes, to ``callback``."""
-        kept, self.chunks, self._callback = self.chunks, [], callback
-        for chunk in kept:
-            callback(chunk)
-
-    def add(self, data: bytes) -> None:
-        """Take what was read; values of secrets that are in it are masked."""
-        self._keep(self._masker.feed(data) if self._masker else data)
-
-    def finish(self) -> None:
-        """The stream is at its end: what was held back, for it could have been the start of a secret, comes now."""
-        masker, self._masker = self._masker, None
-        if masker:
-            self._keep(masker.flush())
-
-    def _keep(self, data: bytes) -> None:
-        self.total += len(data)
-        room = len(data) if self._cap is None else max(0, self._cap - self.kept)
-        if room < len(data) and self.cut_at is None:
-            self.cut_at = time.time()
-        data = data[:room]
-        self.kept += len(data)
-        if data and self._callback:
-            self._callback(data)
-        elif data:
-            self.chunks.append(data)
-
-    @property
-    def data(self) -> bytes:
-        """Everything kept."""
-        return b"".join(self.chunks)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether something was dropped."""
-        return self.total > self.kept
 
 
 class Run:
@@ -106,7 +54,7 @@ class Run:
         self.stdout = Stream(output, on_stdout, handle.masker())
         self.stderr = Stream(output, on_stderr, handle.masker())
         self.deadline = None if timeout is None else time.monotonic() + timeout
-        self.timeout = timeout
+        self.timeout, self.cap = timeout, output
         self.reason: str | None = None
         self.error: NsboxError | None = None
         self.status: int | None = None
@@ -121,7 +69,7 @@ class Run:
         self._kill_at: float | None = None
         self._term_until: float | None = None  #: 0 once the grace is over
         self._ended = self._gone = False
-        self.enforcer = Enforcer(handle.prepared.spec.limits, handle.prepared.plan.limits, handle, handle.cgroup)
+        self.enforcer = Enforcer(handle.limits, handle.watch_for, handle, handle.cgroup)
         self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 5)
 
     @property
@@ -129,6 +77,11 @@ class Run:
         """Whether there is nothing more to wait for."""
         drained = self.handle.stdout < 0 and self.handle.stderr < 0
         return self._gone or (self._ended and drained)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all of it has ended, though perhaps nobody has taken the news yet."""
+        return self._gone or (self.handle.is_part and _hung_up(self.handle.control))
 
     @property
     def complete(self) -> bool:
@@ -157,6 +110,7 @@ class Run:
             self._term_until or None,
             self.enforcer.next_time(),
             self.handle.next_revocation(),
+            self.handle.shared.next_time() if self.handle.shared else None,
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -190,9 +144,12 @@ class Run:
         exceeded = self.enforcer.on_time(now)
         if exceeded:
             self.stop(exceeded)
+        if self.handle.shared is not None:
+            self.handle.shared.look(now)
         if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None if self._gone else now + GRACE
-            self.handle.kill()
+            self._kill_at = None if self.settled else now + GRACE
+            if not self.settled:
+                self.handle.kill()
 
     def on_event(self, name: str, fd: int) -> None:
         """Act on a descriptor that is ready."""
@@ -211,13 +168,13 @@ class Run:
         elif name == "pidfd":
             self._init_gone()
 
-    def conclude(self, cap: int | None) -> list[dict[str, Any]]:
+    def conclude(self) -> list[dict[str, Any]]:
         """After the end: settle the reason and the usage; the limits that were touched, in order."""
         self.stdout.finish()
         self.stderr.finish()
         for stream in (self.stdout, self.stderr):
             if stream.cut_at is not None:
-                self.enforcer.hit("output", cap, self.enforcer.hits.get("output", {}).get("count", 0) + 1)
+                self.enforcer.hit("output", self.cap, self.enforcer.hits.get("output", {}).get("count", 0) + 1)
         ended_by = self.enforcer.conclude(self.usage)
         if self.handle.egress is not None and self.handle.is_last:
             self.usage["net_tx_bytes"], self.usage["net_rx_bytes"] = self.handle.egress.end()
@@ -295,6 +252,7 @@ class Run:
         self._take(message.type == lib.NSB_MSG_STARTED and not self.started, ret)
         if message.type == lib.NSB_MSG_STARTED and not self.started:
             self.started, self.pid = True, message.pid
+            self.handle.payload = message.pid
         if not -MAX_ERRNO <= message.err <= 0:  # from somebody hostile: anything can be in it
             message.err = -errno.EPROTO
         if message.type == lib.NSB_MSG_FAILED:
@@ -307,7 +265,7 @@ class Run:
             self.status, self.ended_at, self._hung = message.status, time.monotonic(), False
             self.handle.close_stream("stdin")
         elif message.type == lib.NSB_MSG_ENDED:
-            self._ended = True
+            self._ended = self.handle.settled = True
         if message.type in (lib.NSB_MSG_EXITED, lib.NSB_MSG_ENDED):
             self.usage = {
                 "cpu_user_s": message.utime_us / 1e6,
@@ -326,7 +284,15 @@ class Run:
         if self._tty:
             names.append("stdout")
         fds = [self._fds[number] for number in range(got)]
-        if not first or len(fds) != len(names):
+        wanted = first and len(fds) == len(names)
+        if wanted:
+            try:
+                self._check(dict(zip(names, fds, strict=True)))
+            except (OSError, SandboxUnavailable) as error:
+                self.error = error if isinstance(error, SandboxUnavailable) else received.wrong("a descriptor")
+                self.handle.abandon()
+                wanted = False
+        if not wanted:
             for fd in fds:
                 os.close(fd)
             return
@@ -339,6 +305,20 @@ class Run:
             self.handle.stdin = os.dup(fds[-1])
             if callable(self._tty):
                 self._tty(fds[-1])
+
+    def _check(self, fds: dict[str, int]) -> None:
+        """Raises SandboxUnavailable for a descriptor that is not what its name says."""
+        scratch = self.handle.scratch
+        if "root_fd" in fds:
+            received.directory(fds["root_fd"], "its root")
+            if scratch is not None:
+                received.directory(fds["scratch_fd"], "its scratch directory", same=scratch.fd)
+            else:
+                received.directory(fds["scratch_fd"], "its scratch file system", filesystem=received.TMPFS)
+        if "secrets_fd" in fds:
+            received.directory(fds["secrets_fd"], "its secrets", filesystem=received.RAMFS)
+        if self._tty:
+            received.terminal(fds["stdout"])
 
     def _init_gone(self) -> None:
         """Whoever watches inside is gone: take what it has said and what the pipes still hold, without waiting."""
@@ -358,6 +338,14 @@ class Run:
                 pass
         self._gone = True
         self.ended_at = self.ended_at or time.monotonic()
+
+
+def _hung_up(control: int) -> bool:
+    """Whether the other end of a socket is closed, whatever it still holds."""
+    poll = select.poll()
+    if control >= 0:
+        poll.register(control, 0)
+    return control < 0 or bool(poll.poll(0))
 
 
 def turn(runs: Iterable[Run], limit: float | None = None) -> None:

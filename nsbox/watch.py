@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PF_EXITING = 4  #: of the flags in /proc/PID/stat
 _MAX_PENDING = 256  #: descriptors of directories that are still to be looked into
 
 
@@ -65,6 +66,20 @@ def inside_pid(pid: int) -> int:
         if line.startswith(b"NSpid:"):
             return int(line.split()[-1])
     return 0
+
+
+def parent(pid: int) -> int:
+    """The process above it, by host pid; 0 when it is gone."""
+    stat = _read(f"/proc/{pid}/stat")
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def ending(pid: int) -> bool:
+    """Whether a process has begun to end, though it may still wait for others to be gone (pid_namespaces(7))."""
+    stat = _read(f"/proc/{pid}/stat")
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return len(fields) < 7 or bool(int(fields[6]) & _PF_EXITING)
 
 
 def cpu_ticks(stat: bytes) -> tuple[int, int]:

@@ -32,7 +32,7 @@ _number = itertools.count(1)
 class Cgroup:
     """The groups of one sandbox in all hierarchies that are used for it."""
 
-    def __init__(self, owner: Hierarchy, wanted: Wanted, groups: list[Group]) -> None:
+    def __init__(self, owner: Hierarchy, wanted: Wanted, groups: list[Group], *, joins: bool = True) -> None:
         self.wanted = wanted
         self.paths = tuple(group.path for group in groups)
         self._owner = owner
@@ -40,9 +40,9 @@ class Cgroup:
         self._v2 = next((group for group in groups if isinstance(group, v2.Group)), None)
         self._clock = self._v2 or next((group for group in groups if "cpuacct" in group.controllers), None)
         #: v1: a descriptor of each ``tasks`` file, to which pid 1 writes "0" before it executes anything
-        self.join = tuple(group.open("tasks", os.O_WRONLY) for group in groups if isinstance(group, v1.Group))
+        self.join = tuple(group.open("tasks", os.O_WRONLY) for group in groups if joins and isinstance(group, v1.Group))
         #: v2: the group's directory for CLONE_INTO_CGROUP, or -1
-        self.into = self._v2.fd if self._v2 else -1
+        self.into = (self._v2.leaf if self._v2.leaf >= 0 else self._v2.fd) if self._v2 else -1
 
     def doors(self) -> tuple[int, ...]:
         """What ``join`` was, for another process. ``joined`` closes it again."""
@@ -54,11 +54,19 @@ class Cgroup:
         for group in self._groups:
             group.shut("tasks")
 
+    @property
+    def on_v2(self) -> bool:
+        """Whether one of the groups is in the v2 tree."""
+        return self._v2 is not None
+
+    def holds(self, limit: str) -> bool:
+        """Whether there is a group with the controller of a limit."""
+        return any({limit, V1_NAME.get(limit, limit)} & group.controllers for group in self._groups)
+
     def set(self, wanted: Wanted) -> None:
         """Change the limits of a sandbox that runs. Raises HostError where a limit has no group to set it on."""
         for limit in needed(wanted):
-            name = V1_NAME.get(limit, limit)
-            if not any({limit, name} & group.controllers for group in self._groups):
+            if not self.holds(limit):
                 raise HostError(
                     f"the {limit} limit cannot be added: {' '.join(self.paths)} were made without it",
                     remedy=f"start the sandbox with a limit for {limit}, which can then be changed",
@@ -260,7 +268,9 @@ class Hierarchy:
     def _make_groups(self, groups: list[Group], wanted: Wanted, name: str) -> None:
         limits = needed(wanted)
         use = {"memory", "pids", *(V1_NAME.get(limit, limit) for limit in limits)}  # the first two for their counters
-        if self._v2:
+        # Where the limits are on v1, so are the groups below: a process moves into them in no time (see cgroup_v1).
+        bare = wanted.nested and self._v2 is not None and not self._v2.place.controllers and self._v1
+        if self._v2 and not bare:
             self._v2.open()
             for limit in limits:
                 if limit in self._v2.refused:
@@ -274,6 +284,8 @@ class Hierarchy:
                 groups.append(v1.Group(nest, name, controllers))
         for group in groups:
             group.set(wanted, fresh=True)
+            if wanted.nested and isinstance(group, v2.Group):
+                group.split()
 
     @staticmethod
     def _undo(groups: list[Group]) -> None:

@@ -210,3 +210,9 @@ def _end(group: int, deadline: float) -> None:
             except OSError:
                 pass
         fs.kill_members(group, deadline)
+    for name in fs.below(group):
+        child = os.open(name, os.O_PATH | fs.DIRECTORY | os.O_NOFOLLOW, dir_fd=group)
+        try:
+            _end(child, deadline)
+        finally:
+            os.close(child)

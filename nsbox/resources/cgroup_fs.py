@@ -9,7 +9,7 @@ import errno
 import os
 import time
 
-from nsbox.light import NamedTuple, signal
+from nsbox.light import NamedTuple, contextlib, signal
 
 DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -117,8 +117,32 @@ def flat(text: str | None) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
+def below(directory: int, name: str = ".") -> list[str]:
+    """The names of the groups below a group."""
+    try:
+        fd = os.open(name, os.O_RDONLY | DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+    except OSError:
+        return []
+    try:
+        with os.scandir(fd) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    finally:
+        os.close(fd)
+
+
+def _remove_below(parent: int, name: str) -> bool:
+    """Remove the groups below a group, as far as they are empty; whether any was."""
+    removed = False
+    for child in below(parent, name):
+        with contextlib.suppress(OSError):
+            os.rmdir(f"{name}/{child}", dir_fd=parent)
+            removed = True
+    return removed
+
+
 def remove_dir(parent: int, name: str, deadline: float) -> bool:
-    """rmdirat until ``deadline`` (time.monotonic()): EBUSY lasts until the last process is wholly gone."""
+    """rmdirat, the groups below it first, until ``deadline`` (time.monotonic()): EBUSY lasts until the last process is
+    wholly gone."""
     pause = 0.0002
     while True:
         try:
@@ -127,8 +151,12 @@ def remove_dir(parent: int, name: str, deadline: float) -> bool:
         except FileNotFoundError:
             return True
         except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() + pause > deadline:
+            if error.errno != errno.EBUSY:
                 return False
+        if _remove_below(parent, name):
+            continue
+        if time.monotonic() + pause > deadline:
+            return False
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
 

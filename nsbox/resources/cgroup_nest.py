@@ -46,6 +46,7 @@ class Wanted(NamedTuple):
     pids: int | None
     cpus: float | None
     io_max: tuple[IoMax, ...] = ()
+    nested: bool = False  #: whether there will be groups below it: its limits hold for all of them together
 
 
 def needed(wanted: Wanted) -> list[Limit]:
@@ -165,10 +166,27 @@ class Nest:
             self.fd = -1
 
 
+class Below:
+    """Where the groups below a group of ours are made: the same face as a Nest, but nobody else is there."""
+
+    def __init__(self, group: BaseGroup) -> None:
+        self.path: str = group.path
+        self._group = group
+        self.live: set[str] = set()
+
+    def open(self, name: str = "") -> int:
+        """The descriptor of the group's directory, which stays the group's."""
+        return self._group.fd
+
+    def remove(self, name: str, deadline: float) -> bool:
+        """As ``Nest.remove``; once the group above is closed, what is below goes with it."""
+        return self._group.fd < 0 or fs.remove_dir(self._group.fd, name, deadline)
+
+
 class BaseGroup:
     """One directory in one hierarchy. Subclasses know what its control files mean."""
 
-    def __init__(self, nest: Nest, name: str) -> None:
+    def __init__(self, nest: Nest | Below, name: str) -> None:
         self.nest, self.name = nest, name
         self.path = f"{nest.path}/{name}"
         parent = nest.open(name)
@@ -228,8 +246,8 @@ class BaseGroup:
 
     def close(self) -> None:
         """Close every descriptor; the group stays."""
-        for fd in (*self.files.values(), self.fd):
+        fds, self.fd = (*self.files.values(), self.fd), -1
+        self.files.clear()
+        for fd in fds:
             if fd >= 0:
                 os.close(fd)
-        self.files.clear()
-        self.fd = -1

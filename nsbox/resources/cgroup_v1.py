@@ -13,7 +13,7 @@ import time
 from nsbox.errors import HostError
 from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.resources import cgroup_fs as fs
-from nsbox.resources.cgroup_nest import BaseGroup, Nest, Wanted
+from nsbox.resources.cgroup_nest import BaseGroup, Below, Nest, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ def find(mounts: list[fs.Mount], own: Mapping[str, str]) -> tuple[list[Place], d
 class Group(BaseGroup):
     """A group for one sandbox in one v1 hierarchy."""
 
-    def __init__(self, nest: Nest, name: str, controllers: frozenset[str]) -> None:
+    def __init__(self, nest: Nest | Below, name: str, controllers: frozenset[str]) -> None:
         super().__init__(nest, name)
         self.controllers = controllers
 

@@ -14,13 +14,14 @@ import time
 from nsbox.errors import HostError
 from nsbox.light import TYPE_CHECKING, NamedTuple
 from nsbox.resources import cgroup_fs as fs
-from nsbox.resources.cgroup_nest import BaseGroup, Wanted
+from nsbox.resources.cgroup_nest import BaseGroup, Below, Wanted
 from nsbox.resources.cgroup_nest import Nest as BaseNest
 from nsbox.resources.cgroup_v1 import PERIOD_US, quota_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+INIT = "init"  #: of a sandbox with groups below its own, where its pid 1 is
 LEAF = "nsbox-self"  #: where the caller moves itself when it was the only one in its delegated group
 _USED = frozenset(("cpu", "io", "memory", "pids"))
 _FROZEN_WITHIN_S = 0.5
@@ -149,17 +150,32 @@ class Nest(BaseNest):
 class Group(BaseGroup):
     """A group for one sandbox in the v2 tree, with limits for ``controllers``."""
 
-    def __init__(self, nest: Nest, name: str, controllers: frozenset[str]) -> None:
+    def __init__(self, nest: BaseNest | Below, name: str, controllers: frozenset[str]) -> None:
         super().__init__(nest, name)
         self.controllers = controllers
+        self.leaf = -1  #: the directory of INIT
+
+    def split(self) -> None:
+        """Share the controllers out to groups below; from now on no process may be in this one. Raises OSError,
+        HostError."""
+        os.mkdir(INIT, 0o755, dir_fd=self.fd)
+        self.leaf = os.open(INIT, os.O_PATH | fs.DIRECTORY, dir_fd=self.fd)
+        if self.controllers:
+            self.write("cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(self.controllers)))
+
+    def close(self) -> None:
+        super().close()
+        if self.leaf >= 0:
+            os.close(self.leaf)
+        self.leaf = -1
 
     def set(self, wanted: Wanted, fresh: bool = False) -> None:
         """Write the limits. ``fresh``: the group is new, so what is unlimited is so already."""
         if "memory" in self.controllers and not (fresh and wanted.memory is None):
             limited = wanted.memory is not None
             self.write("memory.swap.max", 0 if limited else "max", optional=True)
-            # Half a sandbox is of no use to anybody: when memory is out, all of it ends.
-            self.write("memory.oom.group", int(limited), optional=True)
+            # Half a sandbox is of no use to anybody: when memory is out, all of it ends, or all of one command.
+            self.write("memory.oom.group", int(limited and not wanted.nested), optional=True)
             self.write("memory.max", "max" if wanted.memory is None else wanted.memory)
         if "pids" in self.controllers and not (fresh and wanted.pids is None):
             self.write("pids.max", "max" if wanted.pids is None else wanted.pids)

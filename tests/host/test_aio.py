@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Coroutine
@@ -229,8 +230,11 @@ def test_a_box_that_is_closed_or_ends_under_a_command() -> None:
             with pytest.raises(SandboxUnavailable):
                 await task
         async with nsbox.AsyncSandbox(timeout=60) as box:
+            task = asyncio.create_task(box.run(["sleep", "71"]))
+            await asyncio.sleep(0.1)
+            os.kill(box.box.processes()[0], signal.SIGKILL)
             with pytest.raises(SandboxUnavailable):
-                await box.run("kill -9 $PPID; sleep 71")
+                await task
 
     play(story())
 

@@ -16,12 +16,13 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports only from groups to its left, or from its own group. "" is nsbox/__init__.py, the names for users.
 ORDER = (
     "errors light | frozen | units toml | binds | secrets | spec profiles | places trust masking | guard | change | "
-    "_native | probe | plan | encode | resources | doctor | janitor watch pausing | prepared | tree | layers | "
-    "failures | handle | copyin | launch | enforce | supervise ports | contents copying budget | snapshot snapshot_tar "
+    "_native | probe | plan | encode | resources | doctor | janitor watch pausing | own_limits received prepared | "
+    "tree | layers | failures | groups handle | copyin | launch | enforce streams | supervise ports | "
+    "contents copying budget | snapshot snapshot_tar "
     "| diff changes outgoing | transfer boundary telemetry record alarm stock | inputs | report | crossing | "
     "ahead boxchanges | python_env python_template python_inside template | interpreter | templates | "
     "pool python_pool | executor | metrics metrics_text metrics_html coverage logview gc | api | rooted | "
-    "files find archive | process commands shell | box | aio aio_pool aio_wait |  | "
+    "files find archive | boxwatch process commands shell | box | aio aio_pool aio_wait |  | "
     "bench selftest | cli_options cli_output cli_words | "
     "cli_review cli_log cli_stats cli_bench cli_selftest cli_completion | cli_shell cli_run | cli_python | cli | "
     "__main__ | integrations"
