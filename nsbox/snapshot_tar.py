@@ -108,7 +108,14 @@ def read(stream: BinaryIO, spec: Spec) -> Snapshot:
                     budget.take(info.size)
                     reader.member(info)
             reader.finish(layer.fd)
-    except (tarfile.TarError, ValueError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+    except (
+        tarfile.TarError,
+        ValueError,
+        OverflowError,
+        FileNotFoundError,
+        FileExistsError,
+        NotADirectoryError,
+    ) as error:
         raise SpecError(f"snapshot: the archive is not one of nsbox: {error}") from None
     return Snapshot(spec, (layer,))
 

@@ -342,6 +342,7 @@ static long answer(long n, long a, long b, long c, long d, long e)
     case __NR_clock_gettime: memcpy((void *)b, &moment, sizeof moment); return 0;
     case __NR_getrusage: memset((void *)b, 0, USAGE); return 0;
     case __NR_getrandom: return (long)fill((void *)a, (size_t)b);
+    case __NR_geteuid: case __NR_getegid: return 1000;
     case __NR_getpid: return 2;
     case __NR_getppid: return 1;
     case __NR_prctl: return a == 24 /* PR_CAPBSET_DROP */ && b > 40 ? -EINVAL_ : 0;

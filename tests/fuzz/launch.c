@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The whole helper from its first instruction, with one request for a sandbox. The script says whether the run follows the
+ * The whole helper from its first instruction, with one request: for a sandbox, or of another kind. The script says whether the run follows the
  * zygote, its init, init's network thread or the payload up to execve(2).
  */
 #include "harness.h"
@@ -10,9 +10,10 @@ NORETURN void nsb_main(unsigned long *area);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct nsb_request request;
+static uint32_t kind;
 static int asked;
 
-/* The first step is the request's descriptors and, by size, a packet that is cut short. */
+/* The first step is the request's descriptors, its kind (err) and, by size, a packet that is cut short. */
 static struct packet receive(int sock)
 {
     if (sock != ZYGOTE_SOCKET)
@@ -20,7 +21,7 @@ static struct packet receive(int sock)
     if (asked++ || input.n_steps == 0)
         return (struct packet){0};
     const struct step step = input.steps[input.next++];
-    request = (struct nsb_request){NSB_MAGIC, NSB_LAYOUT, (uint32_t)input.blob_size, step.n_fds, NSB_LAUNCH, 0};
+    request = (struct nsb_request){NSB_MAGIC, NSB_LAYOUT, (uint32_t)input.blob_size, step.n_fds, kind, 0};
     return (struct packet){&request, step.size ? step.size : sizeof request, step.n_fds, input.blob, input.blob_size};
 }
 
@@ -35,7 +36,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct nsb_plan *plan = (struct nsb_plan *)input.blob;
     if (!read_input(data, size))
         return 0;
-    if (input.repair && input.blob_size >= sizeof *plan) {
+    kind = input.n_steps ? (uint8_t)input.steps[0].err : NSB_LAUNCH;
+    if (input.repair && kind != NSB_LAUNCH && input.blob_size >= sizeof(struct nsb_command))
+        repair_command((struct nsb_command *)(void *)input.blob);
+    if (input.repair && kind == NSB_LAUNCH && input.blob_size >= sizeof *plan) {
         plan->magic = NSB_MAGIC;
         plan->layout = NSB_LAYOUT;
         plan->size = (uint32_t)input.blob_size;

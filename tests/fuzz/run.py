@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parents[1] / "native"
-SEAM = ("seam.c", "floor.c")  #: of the module; every other C file is of the helper
+OTHERS = ("seam.c", "floor.c", "join.c")  #: every other C file is of the helper
 TARGETS = ("launch", "control", "receive")
 FLAGS = [
     *("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"),
@@ -38,7 +38,7 @@ def build(target: str, directory: Path) -> Path:
         subprocess.run([*clang, HERE / "receive.c", NATIVE / "seam.c", "-lpthread", "-o", out], check=True)
         return out
     objects = []
-    for source in [HERE / f"{target}.c", *(path for path in NATIVE.glob("*.c") if path.name not in SEAM)]:
+    for source in [HERE / f"{target}.c", *(path for path in NATIVE.glob("*.c") if path.name not in OTHERS)]:
         objects.append(directory / f"{source.parent.name}-{source.stem}.o")
         subprocess.run([*clang, "-include", HERE / "kernel.h", "-c", source, "-o", objects[-1]], check=True)
     subprocess.run([*clang, HERE / "kernel.c", *objects, "-o", out], check=True)

@@ -68,6 +68,15 @@ def launches() -> Iterator[bytes]:
                 yield harnessed(script, steps, blob)
 
 
+def requests() -> Iterator[bytes]:
+    """Launches, and the other kinds of request."""
+    yield from launches()
+    yield harnessed(b"", [(0, 2, 0, lib.NSB_NEST)], b"")
+    for blob, count in commands():
+        for script in (b"", b"\0\1", b"\0\0\1"):
+            yield harnessed(script, [(0, count + 1, 0, lib.NSB_TEMPLATE)], blob)
+
+
 def received() -> Iterator[bytes]:
     """What the embedding process gets."""
     for kind in (lib.NSB_MSG_STARTED, lib.NSB_MSG_FAILED, lib.NSB_MSG_EXITED):
@@ -77,7 +86,7 @@ def received() -> Iterator[bytes]:
     yield bytes([1, 1, 4]) + bytes(8) + bytes([1, 1, 0])
 
 
-TARGETS = {"launch": launches, "control": control, "receive": received}
+TARGETS = {"launch": requests, "control": control, "receive": received}
 
 
 def write(target: str, directory: Path) -> int:
