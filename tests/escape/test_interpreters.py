@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import nsbox
-from nsbox import janitor
+from nsbox.selftest import attempted
 
-from . import attacks
-from .conftest import PROGRAM
+from .conftest import FOLDER, program
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 # What status(5) tells of an identity and of what was given up.
@@ -37,17 +36,20 @@ def answers(pool: nsbox.PythonPool, code: str, **options: Any) -> Any:
     return result.value
 
 
-def test_every_attack_comes_to_the_same_as_in_any_sandbox(pool: nsbox.PythonPool) -> None:
-    source, differing = PROGRAM.read_text(), {}
-    with nsbox.Pool(ro=[f"{PROGRAM}:/attacks.py"], size=1, timeout=60) as ordinary:
-        for name in attacks.ATTACKS:
-            usual = ordinary.run(["python3", "/attacks.py", name])
-            parked = pool.run(f"import sys\nsys.argv = ['attacks.py', {name!r}]\n{source}")
-            found = [(run.stdout_text, run.signal, run.reason) for run in (usual, parked)]
-            if found[0] != found[1]:
-                differing[name] = found
-    assert not differing
-    janitor.flush()
+def test_every_attempt_comes_to_the_same_as_in_any_sandbox() -> None:
+    names = [item.name for item in attempted.for_caller("default", 1000, os.uname().machine)]
+    assert len(names) > 150
+    usual = program(*names, timeout=120)
+    code = (
+        "import runpy, sys\nsys.path.insert(0, '/selftest')\nsys.argv = ['attempts', *names]\n"
+        "runpy.run_module('attempts', run_name='__main__')"
+    )
+    with nsbox.PythonPool(size=1, timeout=120, ro=[(str(FOLDER / "attempts"), "/selftest/attempts")]) as pool:
+        parked = pool.run(code, inputs={"names": names})
+    assert parked.exception is None, parked.exception.traceback
+    found = [dict(line.split(" ", 1) for line in run.stdout_text.splitlines()) for run in (usual, parked)]
+    assert set(found[0]) == set(found[1]) == set(names)
+    assert {name: (found[0][name], found[1][name]) for name in names if found[0][name] != found[1][name]} == {}
 
 
 def test_it_has_given_up_what_every_payload_has(pool: nsbox.PythonPool) -> None:
