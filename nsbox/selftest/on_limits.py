@@ -172,9 +172,9 @@ def descriptors(stage: Stage) -> Iterator[Noted]:
 
 @contextlib.contextmanager
 def shared_segment() -> Iterator[bool]:
-    """System V shared memory of the caller's own; False where the kernel has none."""
+    """System V shared memory that permissions let anybody have; False where the kernel has none."""
     libc = ctypes.CDLL(None, use_errno=True)
-    number = libc.shmget(_KEY, 4096, _IPC_CREAT | 0o600)
+    number = libc.shmget(_KEY, 4096, _IPC_CREAT | 0o666)
     try:
         yield number >= 0
     finally:
