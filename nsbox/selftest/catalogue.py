@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _WORLD = "it takes name servers and hosts of its own"
 _ROOT = "it takes files or mounts that only root can make"
-_POOLS = "there is no template in this version"
+_POOLS = "it takes a template of interpreters"
 _LACKING = "it takes a host without controllers"
 _LONG = "it kills embedding processes by the hundred"
 

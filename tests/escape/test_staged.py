@@ -280,3 +280,29 @@ def test_S03_members_of_a_pool_share_no_randomness() -> None:
     for column in zip(*rows, strict=True):
         assert len(set(column)) == 6
     janitor.flush()
+
+
+def test_S03_interpreters_of_one_template_draw_other_numbers() -> None:
+    """They are forks of one process, as in the control above, and start from states of their own."""
+    draw = "import os, random, uuid\n[random.random(), str(uuid.uuid4()), os.urandom(8).hex(), os.getpid() > 0]"
+    with nsbox.PythonPool(preload=["random", "uuid"], size=3) as pool:
+        rows = [pool.run(draw).value for _ in range(6)]
+    for column in list(zip(*rows, strict=True))[:3]:
+        assert len(set(column)) == 6
+    janitor.flush()
+
+
+PLANT = "import builtins, json, sys\njson.planted = builtins.planted = 1\nsys.modules['planted'] = sys"
+FIND = "import builtins, json, sys\n[hasattr(json, 'planted'), hasattr(builtins, 'planted'), 'planted' in sys.modules]"
+
+
+def test_S04_code_never_runs_in_the_template() -> None:
+    """What code changes in its interpreter no later one has: the control is a session, which is one interpreter."""
+    with nsbox.PythonPool(preload=["json"], size=2) as pool:
+        with pool.session() as session:
+            session.run(PLANT)
+            assert session.run(FIND).value == [True] * 3, "the control"
+        for _ in range(4):
+            assert pool.run(PLANT).exit_code == 0
+        assert [pool.run(FIND).value for _ in range(4)] == [[False] * 3] * 4
+    janitor.flush()
