@@ -33,7 +33,10 @@ def _fill(app: "Sphinx", name: str, source: list[str]) -> None:
 
     def outside(link: re.Match[str]) -> str:
         """What lies outside of docs/ is no page, but can come along as a file."""
-        inside = (here / link[2]).resolve().is_relative_to(Path(app.srcdir).resolve())
+        target = (here / link[2]).resolve()
+        if target.is_dir():
+            return link[1]
+        inside = target.is_relative_to(Path(app.srcdir).resolve())
         return link[0] if inside else f"{{download}}`{link[1]} <{link[2]}>`"
 
     source[0] = re.sub(r"\[([^]]+)\]\((\.\./[^)#]+)(?:#[^)]*)?\)", outside, source[0])

@@ -35,6 +35,9 @@ ALSO = (
     "nsbox.python_pool.PythonSession",
     "nsbox.spec.Limits",
     "nsbox.stock.Counts",
+    "nsbox.python_pool.PythonSession",
+    "nsbox.python_pool.Raised",
+    "nsbox.executor.TaskFailed",
     "nsbox.coverage",
     "nsbox.python_env.of",
     "nsbox.python_env.PythonEnvironment",
@@ -45,6 +48,7 @@ INTERNAL = {
     "Process": ("advance", "end_input", "fail", "input", "settle", "watched"),
     "Files": ("as_payload", "create", "full", "open", "open_regular", "parent"),
     "Pool": ("lease", "take"),
+    "PythonPool": ("call",),
     "Spec": ("host_paths", "mounts", "processors", "without_values"),
     "Bind": ("parse",),
     "Tmpfs": ("parse",),
@@ -122,7 +126,7 @@ def _directive(name: str) -> Iterable[str]:
     yield f".. auto{'class' if inspect.isclass(thing) else 'module'}:: {name}"
     yield "   :members:"
     if inspect.isclass(thing):
-        yield "   :inherited-members: tuple, BaseException"
+        yield "   :inherited-members: tuple, BaseException, Executor"
     if INTERNAL.get(name.rpartition(".")[2]):
         yield f"   :exclude-members: {', '.join(INTERNAL[name.rpartition('.')[2]])}"
 

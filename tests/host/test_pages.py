@@ -11,8 +11,15 @@ from _examples import FENCE, LANGUAGES, blocks, put_nsbox_into
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("tutorial", "guides/terminals", "guides/snapshots", "guides/services", "guides/pools", "guides/frameworks")
-# These have files that a test makes first: tests/host/test_jobs.py; or are run in the test's own process: test_box.py.
-ELSEWHERE = ("guides/coding-agent", "guides/data-analysis", "guides/documents", "guides/sandboxes")
+# These have files that a test makes first: tests/host/test_jobs.py; or are run in the test's own process: test_box.py,
+# test_python_pool.py.
+ELSEWHERE = (
+    "guides/coding-agent",
+    "guides/data-analysis",
+    "guides/documents",
+    "guides/sandboxes",
+    "guides/python-pool",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
