@@ -140,8 +140,8 @@ class Commands:
         return list(self._processes)
 
     def exceeded(self, limit: str, value: float | None) -> None:
-        """A limit of the whole box was seen to be exceeded. Its commands are ended, and then, if that did not help, the
-        box: what is over the limit may be in what a command has left behind."""
+        """``limit`` of the whole box, which is ``value``, was seen to be exceeded. Its commands are ended, and then, if
+        that did not help, the box: what is over the limit may be in what a command has left behind."""
         now, running = time.monotonic(), self.running()
         first = self._over_at if now - self._over_at < 2 * PATIENCE_S else now
         self._over_at = first
@@ -157,7 +157,7 @@ class Commands:
         return f"was ended by {handle.ended_by}" if handle is not None and handle.ended_by else "ended"
 
     def end_by(self, limit: str, value: float | None) -> None:
-        """End the box for a limit; calls that need it then say so."""
+        """End the box for ``limit``, which is ``value``; calls that need it then say so."""
         handle = self._handle
         if handle is not None and not handle.ended_by:
             handle.ended_by = f"its {limit} limit" + ("" if value is None else f" of {value:g}")

@@ -138,7 +138,7 @@ class Process:
         self.end("cancelled")
 
     def exceed(self, limit: str, value: float | None) -> None:
-        """End it, for the whole box is over a limit."""
+        """End it, for the whole box is over ``limit``, which is ``value``."""
         self.watched.enforcer.hit(limit, value)
         self.end(limit)
 
@@ -149,7 +149,8 @@ class Process:
             self._box.arm(self.watched.next_time())
 
     def tick(self, now: float) -> float | None:
-        """Keep the limits that are due, while nobody else does. When the next one is (time.monotonic())."""
+        """Keep the limits that are due ``now``, while nobody else does. When the next one is (both
+        time.monotonic())."""
         if self.driven or self.is_over:
             return None
         if not self._busy.acquire(blocking=False):
