@@ -24,7 +24,7 @@ from nsbox.handle import Handle
 from nsbox.launch import launch, pipe
 from nsbox.prepared import Prepared
 from nsbox.streams import Stream
-from nsbox.supervise import PIPE_MAX, Run, turn
+from nsbox.supervise import CHUNK, PIPE_MAX, Run, turn
 from nsbox.template import MOST_ANSWER, Template
 
 if TYPE_CHECKING:
@@ -110,10 +110,12 @@ class Lease(Run):
     @property
     def healthy(self) -> bool:
         """Whether it can be given out: it waits, and says nothing."""
+        if self.handle.pidfd < 0:
+            return False
         waiter = select.poll()
         for fd in (self.interpreter.answer, self.handle.control, self.handle.pidfd):
             waiter.register(fd, select.POLLIN)
-        return self.handle.pidfd >= 0 and not waiter.poll(0)
+        return not waiter.poll(0)
 
     def proof(self) -> dict[str, Any]:
         """For the report: what shows that nobody used it before."""
@@ -164,7 +166,7 @@ class Lease(Run):
     def _take_answer(self) -> None:
         while self.interpreter.answer >= 0 and self.reply is None and not self.trouble:
             try:
-                data = os.read(self.interpreter.answer, 1 << 18)
+                data = os.read(self.interpreter.answer, CHUNK)
             except BlockingIOError:
                 return
             except OSError:

@@ -156,15 +156,17 @@ def execute(request: Data, names: Data) -> Data:
     return answer
 
 
-def receive(fd: int, rest: bytes = b"") -> tuple[bytes | None, bytes]:
-    """One request as text, and what came behind it; None at the end."""
+def receive(fd: int, rest: bytearray) -> bytes | None:
+    """One request as text, None at the end; what came behind it stays in ``rest``."""
     while len(rest) < HEAD.size or len(rest) < HEAD.size + HEAD.unpack_from(rest)[0]:
-        more = os.read(fd, 1 << 20)
+        more = os.read(fd, 1 << 16)  # malloc(3) maps nothing anew for so little
         if not more:
-            return None, b""
+            return None
         rest += more
     end = HEAD.size + HEAD.unpack_from(rest)[0]
-    return rest[HEAD.size : end], rest[end:]
+    text = bytes(rest[HEAD.size : end])
+    del rest[:end]
+    return text
 
 
 def reply(fd: int, answer: Data, most: int) -> None:
@@ -178,9 +180,9 @@ def reply(fd: int, answer: Data, most: int) -> None:
 
 def serve(most: int) -> None:
     """Answer requests until nobody asks any more. Each ends the variables of the one before, unless they are kept."""
-    names, rest = None, b""
+    names, rest = None, bytearray()
     while True:
-        text, rest = receive(ANSWER, rest)
+        text = receive(ANSWER, rest)
         if text is None:
             return
         request = json.loads(text)

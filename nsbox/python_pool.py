@@ -8,6 +8,7 @@ back. See docs/guides/python-pool.md; how a fork gets into a sandbox is in ``nsb
 import base64
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -179,7 +180,10 @@ class PythonPool:
 
     def session(self, patience: float | None = None) -> "PythonSession":
         """An interpreter that keeps its variables from one piece of code to the next, for one task; then it is thrown
-        away like any other. ``patience``: how many seconds to wait at most where the pool waits. Raises as ``run``."""
+        away like any other. ``patience``: how many seconds to wait at most where the pool waits. Raises as ``run``, and
+        SpecError where the Spec wants changes taken out at the end."""
+        if self.spec.apply or self.spec.export:
+            raise SpecError("apply, export: a session has no end that could succeed; use run, or nsbox.Sandbox")
         crossing = BoxCrossing(self.spec, os.urandom(8).hex(), self.target)
         lease, began = None, time.monotonic()
         try:
@@ -306,8 +310,15 @@ class PythonSession:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if self._open:
+            warnings.warn(f"session {self.id} was never closed; use it with 'with'", ResourceWarning, stacklevel=2)
+            self.close()
+
 
 def _request(code: str, files: Mapping[str, bytes | str] | None, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(code, str):
+        raise SpecError(f"code: wants text, not a {type(code).__name__}")
     request: dict[str, Any] = {"code": code}
     if files:
         request["files"] = {

@@ -294,8 +294,24 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
 
 
 def test_inputs_that_are_not_json_are_refused() -> None:
-    with pool() as p, pytest.raises(SpecError, match="JSON"):
-        p.run("x", inputs={"x": object()})
+    with pool() as p:
+        with pytest.raises(SpecError, match="JSON"):
+            p.run("x", inputs={"x": object()})
+        with pytest.raises(SpecError, match="text"):
+            p.run(b"x")  # type: ignore[arg-type]
+
+
+def test_a_session_applies_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pool(workspace=f"{tmp_path}:/w", apply=True) as p, pytest.raises(SpecError, match="session"):
+        p.session()
+
+
+def test_a_session_that_is_forgotten_is_told() -> None:
+    with pool() as p:
+        session = p.session()
+        with pytest.warns(ResourceWarning, match=session.id):
+            del session
 
 
 def test_another_interpreter() -> None:
