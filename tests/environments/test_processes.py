@@ -40,7 +40,7 @@ def answer(code: str, folder: Path, *around: str) -> str:
     file.write_text(PREAMBLE + textwrap.dedent(code))
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     command = [*around, sys.executable, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
