@@ -36,6 +36,7 @@ class Zygote:
     """The helper process of this process (see native/zygote.c). It ends when this process ends, however that ends."""
 
     def __init__(self) -> None:
+        self._retired = False
         pid = ffi.new("int *")
         sock = lib.nsb_zygote_start(pid)
         if sock < 0:
@@ -68,6 +69,21 @@ class Zygote:
             # It is our child. A host that reaps every child, or ignores SIGCHLD, has perhaps done so already.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
+
+    def retire(self) -> None:
+        """Reap one that is dead. Other threads may be about to ask it: the number of its socket stays taken until the
+        last of them has let go of this object. Else they would ask whoever gets it next, and wait for ever."""
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, self.socket, inheritable=False)
+        os.close(null)
+        self._retired = True
+        if self.owner[0] == os.getpid():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    def __del__(self) -> None:
+        if self._retired:
+            os.close(self.socket)
 
     def close_soon(self) -> None:
         """The same, but wait for at most a second: a helper that somebody has stopped would not end."""
@@ -128,7 +144,7 @@ def zygote(dead: Zygote | None = None) -> Zygote:
     with _lock:
         owner = (os.getpid(), os.geteuid(), os.getegid())
         if _zygote is not None and _zygote is dead:
-            _zygote.close()
+            _zygote.retire()
             _zygote = None
         if _zygote is None or _zygote.owner != owner:
             # Sandboxes of a former identity go on: the zygote of that identity ends with this process.

@@ -300,9 +300,10 @@ def _ask(handle: Handle, own: _native.Zygote | None, blob: bytes, fds: Sequence[
             # No answer: the request was dropped for want of descriptors, or the zygote died over it. A dead one cannot
             # be asked again; a living one must not be replaced, for all its sandboxes would end.
             ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, made)
-        if own is None and ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF):
+        if own is None and ret in (-_errno.EPIPE, -_errno.ECONNRESET, -_errno.EBADF, -_errno.ENOTSOCK):
             # The zygote is gone (killed by somebody): start another and ask once more.
-            ret = lib.nsb_launch(_native.zygote(dead=zygote).socket, blob, len(blob), fds, len(fds), answer, made)
+            zygote = _native.zygote(dead=zygote)
+            ret = lib.nsb_launch(zygote.socket, blob, len(blob), fds, len(fds), answer, made)
     finally:
         handle.control, handle.pidfd = made
     if ret < 0:
