@@ -51,9 +51,14 @@ def numbers() -> dict[str, int]:
 @staged("K19")
 def every_number(stage: Stage) -> Any:
     """Nothing dangerous is executed, what is unknown seems not to exist, and nothing is killed by surprise."""
-    said = stage.program(f"sweep:0-{UNKNOWN.stop}", timeout=300, cpu_time=300).stdout_text.splitlines()
+    said = stage.program(f"sweep:0-{UNKNOWN.stop}").stdout_text.splitlines()
     outcome = {int(line.split()[0]): line.split(" ", 1)[1] for line in said if line[:1].isdigit()}
     known = numbers()
+    late = [number for number in (*UNKNOWN, *(known[name] for name in NEVER)) if outcome.get(number) == "signal 14"]
+    if late:  # the machine is slow: once more, with patience
+        again = ",".join(f"{number}-{number + 1}" for number in late)
+        rows = stage.program(f"sweep_slowly:{again}").stdout_text.splitlines()
+        outcome |= {int(line.split()[0]): line.split(" ", 1)[1] for line in rows if line[:1].isdigit()}
     bad = {name: outcome.get(known[name], "?") for name in NEVER if outcome.get(known[name]) not in ("EPERM", "ENOSYS")}
     bad |= {str(number): outcome.get(number, "?") for number in UNKNOWN if outcome.get(number) != "ENOSYS"}
     bad |= {str(number): how for number, how in outcome.items() if how == "signal 31"}
@@ -75,7 +80,7 @@ def _programmed(stage: Stage) -> list[Noted]:
     found = []
     for uid in dict.fromkeys((stage.spec().uid, 0)):
         items = attempted.for_caller(policy, uid, machine)
-        inside = stage.inside(*(item.name for item in items), uid=uid, timeout=300, cpu_time=300)
+        inside = stage.inside(*(item.name for item in items), uid=uid)
         who = "as root inside" if uid == 0 else "as an ordinary user inside"
         for item in items:
             shown, seen = control.get(item.name, "not reached"), inside.get(item.name, "not reached")

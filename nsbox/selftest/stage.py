@@ -46,10 +46,10 @@ class Stage:
         return Spec.from_profile(self.profile, **options)
 
     def run(self, argv: list[str], **options: Any) -> "Result":
-        """One command in one sandbox of the profile."""
+        """One command in one sandbox of the profile, which gets all the time that a slow machine needs."""
         from nsbox import api
 
-        return api.run(argv, profile=self.profile, **options)
+        return api.run(argv, profile=self.profile, **{"timeout": _PATIENCE_S, "cpu_time": _PATIENCE_S, **options})
 
     def program(self, *words: str, **options: Any) -> "Result":
         """The program in one sandbox of the profile."""

@@ -76,8 +76,9 @@ def main() -> None:
     # Init passes this one on to us, when it is told that it comes from outside: kernel.signals_to_init.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for word in sys.argv[1:]:
-        if word.startswith("sweep:"):
-            for number, outcome in sweep(ranges(word[6:])):
+        name, _, what = word.partition(":")
+        if name in ("sweep", "sweep_slowly"):
+            for number, outcome in sweep(ranges(what), 0.5 if name == "sweep" else 20):
                 print(number, outcome, flush=True)
             print("survived", flush=True)
         elif word != "--control":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from .calls import libc
 
 
-def sweep(numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
+def sweep(numbers: Iterable[int], patience_s: float = 0.5) -> Iterator[tuple[int, str]]:
     """(number, what came of it): ``ok``, an errno's name, or how the child ended."""
     words = [ctypes.c_long(-1)] * 6
     for number in numbers:
@@ -19,7 +19,7 @@ def sweep(numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            signal.setitimer(signal.ITIMER_REAL, patience_s)
             own = os.getpid()
             ctypes.set_errno(0)
             result = libc.syscall(ctypes.c_long(number), *words)
