@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHUNK = 65536
-GRACE = 0.5  #: seconds that init gets to kill and report before it is killed itself
+GRACE = 2.0  #: seconds that init, or a watcher, gets to kill and report before it is killed itself; a busy host is slow
 MAX_ERRNO = 4095
 END_OF_INPUT = b"\x04"  #: what a terminal takes as such at the start of a line (termios(3), VEOF)
 PIPE_MAX = 1 << 20  #: bytes that a pipe can hold at most, where nobody has raised fs.pipe-max-size
