@@ -107,3 +107,56 @@ def test_F09_what_is_covered_is_covered(uid: int) -> None:
     inside = nsbox.run(["python3", "-c", COVERED], uid=uid).check().stdout_text
     assert inside.count("\n") == outside.count("\n")
     assert " open" not in inside, inside
+
+
+@pytest.mark.root
+def test_K18_groups_of_a_root_caller_stay_outside() -> None:
+    """Those of an ordinary caller cannot be dropped: docs/threat-model.md says so."""
+    code = """
+import nsbox, os
+print(os.getgroups(), nsbox.run(['grep', '^Groups:', '/proc/self/status']).stdout_text.split())
+"""
+    paths = os.pathsep.join(entry for entry in sys.path if entry)
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        extra_groups=[61111, 61112],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout == "[61111, 61112] ['Groups:']\n", made.stdout
+
+
+def _held(pid: int) -> list[str]:
+    """What the descriptors of a sandbox's init lead to; "own" for what is in the sandbox's own file systems."""
+    host = {os.stat(place).st_dev for place in ("/", "/run", "/proc", "/dev", "/tmp")}
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{name}")
+        own = target.startswith("/") and os.stat(f"/proc/{pid}/fd/{name}").st_dev not in host
+        found.append("own" if own else target)
+    return found
+
+
+@pytest.mark.root
+def test_F02_init_holds_no_directory_of_the_host() -> None:
+    """Whoever takes init over finds sockets, pipes, /dev/null and the sandbox's own root. Only root can look."""
+    from nsbox import _native
+
+    found: list[list[str]] = []
+
+    def look(_: bytes) -> None:
+        zygote = _native.zygote().pid
+        with open(f"/proc/{zygote}/task/{zygote}/children") as children:
+            found.extend(_held(pid) for pid in map(int, children.read().split()) if os.path.exists(f"/proc/{pid}/fd"))
+
+    held = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert nsbox.run(["sh", "-c", "echo; sleep 0.2"], on_stdout=look).ok
+        assert os.readlink(f"/proc/self/fd/{held}") == "/", "the control: we hold one"
+    finally:
+        os.close(held)
+    assert found
+    kinds = {target.partition(":")[0] for each in found for target in each}
+    assert kinds <= {"socket", "pipe", "anon_inode", "/dev/null", "own"}, kinds
