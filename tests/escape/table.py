@@ -115,9 +115,13 @@ def table() -> str:
 
 def count() -> str:
     """The numbers, in a sentence."""
-    kernels = sorted(results(), key=_version)
+    known = results()
+    shown = [
+        f"{name} ({len(set().union(*(known[name][caller] for caller in known[name])))} of them)"
+        for name in sorted(known, key=_version)
+    ]
+    named = f"Linux {', '.join(shown)}"
     tests = sum(row.tests for row in rows().values())
-    named = f"Linux {', '.join(kernels[:-1])} and {kernels[-1]}" if len(kernels) > 1 else f"Linux {''.join(kernels)}"
     made = sum(1 for row in rows().values() if row.tests)
     return (
         f"{made} of {len(THREATS)} attacks are attempted, as root and as an ordinary user: by {len(ATTEMPTS)}\n"
