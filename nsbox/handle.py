@@ -258,7 +258,7 @@ class CommandHandle(Handle):
     """A later command in a sandbox that stays. It owns its socket, its pipes and copies of the box's descriptors: the
     box may be closed by another thread meanwhile."""
 
-    is_command = True
+    is_command = is_part = True
     is_last = False
 
     def __init__(self, box: Handle, *, lasting: bool = False, own: OwnLimits | None = None) -> None:

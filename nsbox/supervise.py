@@ -136,8 +136,9 @@ class Run:
         """Act on deadlines that have passed."""
         if self.deadline is not None and now >= self.deadline:
             self.deadline = None
-            self.enforcer.hit("timeout", self.timeout)
-            self.stop("timeout")
+            if self.status is None and not self.settled:  # else it has ended in time, and is looked at late
+                self.enforcer.hit("timeout", self.timeout)
+                self.stop("timeout")
         self.handle.revoke_secrets(now)
         if self._term_until and now >= self._term_until:
             self.stop(self.reason or "timeout")

@@ -119,7 +119,7 @@ def test_never_more_than_the_box(box: Sandbox, option: str, value: Any) -> None:
 
 def test_all_commands_together_keep_within_the_box() -> None:
     with Sandbox(memory="150M", timeout=30) as box:
-        hogs = [box.popen(HOG, memory="140M", timeout=8) for _ in range(2)]
+        hogs = [box.popen(HOG, memory="140M") for _ in range(2)]
         assert "memory" in [process.wait().reason for process in hogs]
         assert box.is_running
         assert box.run(["true"]).ok
@@ -276,3 +276,11 @@ def test_one_thread_looks_at_all_boxes() -> None:
     finally:
         for box in boxes:
             box.close()
+
+
+def test_what_ended_in_time_and_is_looked_at_late_was_no_timeout(box: Sandbox) -> None:
+    process = box.popen("echo done; exit 3", timeout=2)
+    time.sleep(2.5)
+    result = process.wait()
+    assert (result.reason, result.exit_code, result.stdout) == ("exited", 3, b"done\n")
+    assert result.limits_hit == []

@@ -164,7 +164,7 @@ def test_a_root_and_a_scratch_file_system(box: Sandbox) -> None:
             assert isinstance(begun(box, [root, fd]).error, SandboxUnavailable), "no tmpfs"
             if not os.path.isdir(f"/proc/self/fd/{fd}"):
                 assert isinstance(begun(box, [fd, scratch]).error, SandboxUnavailable), "no directory"
-        assert count() == before
+        assert count() <= before  # what is put away behind a run may go meanwhile
 
 
 def test_a_scratch_directory_is_the_one_that_was_made() -> None:
@@ -244,7 +244,7 @@ def test_what_is_no_connection_is_refused(make: Callable[[], int]) -> None:
         with pytest.raises(SandboxUnavailable, match="in place of a connection"):
             ports._receive(watcher, own=True)  # type: ignore[arg-type]
         os.close(watcher.control)
-    assert count() == before
+    assert count() <= before  # what is put away behind a run may go meanwhile
 
 
 def test_a_connection_in_our_own_network_is_refused() -> None:
