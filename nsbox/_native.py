@@ -86,7 +86,7 @@ class Zygote:
             os.close(self.socket)
 
     def close_soon(self) -> None:
-        """The same, but wait for at most a second: a helper that somebody has stopped would not end."""
+        """The same, but wait for three seconds at most: a helper that somebody has stopped would not end."""
         with contextlib.suppress(OSError):
             # The number stays taken: a thread that still runs must not ask whoever gets it next.
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -96,7 +96,7 @@ class Zygote:
             try:
                 waiter = select.poll()
                 waiter.register(fd, select.POLLIN)
-                waiter.poll(1000)
+                waiter.poll(3000)
                 os.waitpid(self.pid, os.WNOHANG)
             finally:
                 os.close(fd)

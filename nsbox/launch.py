@@ -214,6 +214,7 @@ def _launch(
             if copyin.wanted(prepared):
                 prepared = handle.prepared = copyin.copy(handle, handle._range)
                 plan = prepared.plan
+                handle.enforced = plan.enforced
         ids = _ids(prepared, handle._range)
         limits = plan.limits
         if limits.cgroup:
