@@ -63,6 +63,21 @@ def of(python: str | None = None) -> PythonEnvironment:
     return PythonEnvironment(executable, tuple(mounts), env, folders, (major, minor))
 
 
+def in_reach(python: PythonEnvironment, source: str, target: str | None, mounts: Iterable[str]) -> str | None:
+    """What of an interpreter somebody inside could change who may write below ``source`` on the host; None: nothing.
+
+    ``target`` is where he sees that, None for nowhere; ``mounts`` are the interpreter's, read-only at their own places.
+    They protect what they hold only at the top of what is writable: a folder above a mount can be renamed, and another
+    one put in its place, a mount point cannot (rename(2), EBUSY)."""
+    source = os.path.realpath(source)
+    held = [m for m in mounts if source == target == os.path.dirname(m) and os.path.realpath(m) == m]
+    for path in (python.executable, *python.mounts, *python.folders):
+        for name in (path, os.path.realpath(path)):
+            if (_beneath(name, source) or _beneath(source, name)) and not _covered(name, held):
+                return name
+    return None
+
+
 def _own() -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(_ASK, names)

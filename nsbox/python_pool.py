@@ -77,8 +77,21 @@ def _spec(spec: Spec | None, options: Mapping[str, Any], environment: python_env
     if any(secret.deliver == "fd" for secret in spec.secrets):
         raise SpecError("secrets: a pool of interpreters delivers none as a descriptor; use deliver='file' or 'env'")
     taken = {bind.target or os.path.abspath(bind.source) for bind in (*spec.ro, *spec.rw)}
-    mounts = [Bind(path, path) for path in environment.mounts if path not in taken]
-    return spec.replace(ro=(*spec.ro, *mounts), env={**environment.env, **spec.env})
+    mounts = [path for path in environment.mounts if path not in taken]
+    writable: list[tuple[str, str, str | None]] = [
+        ("rw", bind.source, bind.target or os.path.abspath(bind.source)) for bind in spec.rw
+    ]
+    if spec.workspace and spec.apply:
+        writable.append(("workspace", spec.workspace.source, None))
+    for option, source, target in writable:
+        found = python_env.in_reach(environment, source, target, mounts)
+        if found is not None:
+            raise SpecError(
+                f"{option}: what runs inside could change {found!r} in {source!r}, which the template interpreter loads"
+                " outside of any sandbox, also later; name a folder without it, or another interpreter with python="
+            )
+    ro = (*spec.ro, *(Bind(path, path) for path in mounts))
+    return spec.replace(ro=ro, env={**environment.env, **spec.env})
 
 
 class PythonPool:

@@ -434,3 +434,50 @@ def test_a_changed_folder_of_packages_makes_another_template(tmp_path: Path) -> 
         assert p.wait_full()
         assert p._templates.current is not before
         assert p.run("import added_later\nadded_later.here").value is True
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"rw": ["work"]}, True),  # the folder above can be renamed, and another put in its place
+        ({"rw": ["work/proj:/elsewhere"]}, True),
+        ({"rw": ["link"]}, True),
+        ({"rw": ["work/proj/own"]}, True),
+        ({"rw": ["work/proj/own/lib"]}, True),
+        ({"workspace": "work/proj", "apply": True}, True),
+        ({"rw": ["work/proj/sources"]}, True),  # of an editable installation
+        ({"rw": ["work/proj"]}, False),
+        ({"workspace": "work/proj"}, False),
+        ({"rw": ["work/proj/out"]}, False),
+    ],
+    ids=str,
+)
+def test_nobody_writes_what_the_template_loads(tmp_path: Path, options: dict[str, Any], refused: bool) -> None:
+    own = tmp_path / "work/proj/own"
+    for folder in ("work/proj/sources", "work/proj/out"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "work/proj")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True)
+    (packages,) = own.glob("lib/python3*/site-packages")
+    (packages / "editable.pth").write_text(f"{tmp_path / 'work/proj/sources'}\n")
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+
+    def there(value: Any) -> Any:
+        return [there(item) for item in value] if isinstance(value, list) else f"{tmp_path}/{value}"
+
+    given = {name: value if value is True else there(value) for name, value in options.items()}
+    if refused:
+        with pytest.raises(SpecError, match="outside of any sandbox"):
+            pool(python=str(own / "bin/python"), **given)
+        return
+    code = (
+        "import os\n"
+        f"try:\n    os.rename({str(own)!r}, {str(own)!r} + '2')\n"
+        "except OSError as error:\n    print(error.strerror)\n"
+        f"os.access({str(packages)!r}, os.W_OK)\n"
+    )
+    with pool(python=str(own / "bin/python"), **given) as p:
+        result = p.run(code)
+    assert (result.value, bool(result.stdout)) == (False, True), result
+    assert packages.is_dir()
