@@ -137,7 +137,7 @@ _nsbox() {
         values=$takes
     fi
     case $path in
-        file | dir) compopt -o filenames 2>/dev/null ;;
+        file | dir | command) compopt -o filenames 2>/dev/null ;; # also quotes what is put into the line
     esac
     case $path in
         file) mapfile -t COMPREPLY < <(compgen -f -W "$values" -- "$cur") ;;

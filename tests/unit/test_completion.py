@@ -169,6 +169,20 @@ def test_typed_on_a_terminal(terminal: Terminal) -> None:
         assert parts(terminal.type(line)) == parts(expected), line
 
 
+def test_names_of_files_are_put_into_the_line_quoted(terminal: Terminal, tmp_path: Path) -> None:
+    name = "odd;touch $(echo hit) `echo hit` &"
+    (tmp_path / "here" / name).write_text("")
+    (tmp_path / "here" / name).chmod(0o755)
+    for line, expected in (
+        ("nsbox run ./od\t", ["run", f"./{name}"]),
+        ("nsbox run cat od\t", ["run", "cat", name]),
+        ("nsbox run --ro od\t", ["run", "--ro", name]),
+        ("nsbox log od\t", ["log", name]),
+    ):
+        assert parts(terminal.type(line)) == expected, line
+    assert not (tmp_path / "here/hit").exists()
+
+
 def test_what_fish_offers(script: Callable[[str], Path], tmp_path: Path) -> None:
     need("fish")
     (tmp_path / "data.csv").write_text("")
