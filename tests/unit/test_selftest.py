@@ -66,6 +66,18 @@ def test_what_got_through_is_through_without_a_control_too() -> None:
     assert noted("K01", "x", works=True, stopped=False, control="", inside="").result == "not shown", "not reached"
 
 
+def test_who_was_answered_has_been_counted() -> None:
+    from nsbox.selftest.attempts import reach
+    from nsbox.selftest.on_network import Service
+
+    with Service() as service:
+        for number in range(0, 200, 2):
+            assert reach.connect(f"127.0.0.1:{service.port}") == "done"
+            assert service.came == number + 1
+            assert reach.datagram(f"127.0.0.1:{service.port}") == "done"
+            assert service.came == number + 2
+
+
 def test_lines_of_the_program() -> None:
     found = parse(b"mount EPERM\nconnect:127.0.0.1:80 done\nnothing\nhog_memory:3 took 3\n")
     assert found["mount"] == "EPERM"
