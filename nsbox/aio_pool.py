@@ -33,9 +33,15 @@ class AsyncPool:
         return self.pool.counts()
 
     async def start(self) -> Self:
-        """Begin to make sandboxes. Raises what ``nsbox.Pool`` raises."""
+        """Begin to make sandboxes. Raises what ``nsbox.Pool`` raises. Cancelled, it waits until nothing is left."""
         if self._pool is None:
-            self._pool = await asyncio.to_thread(self._make)
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(None, self._make)
+            if cancelled := await settled(future):
+                if future.exception() is None:
+                    await settled(loop.run_in_executor(None, future.result().close))
+                raise cancelled
+            self._pool = future.result()
         return self
 
     async def run(self, argv: Sequence[Argument], *, env: Mapping[str, str] | None = None, **options: Any) -> Result:

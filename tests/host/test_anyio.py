@@ -11,6 +11,7 @@ import pytest
 
 import nsbox
 from nsbox.box import PIPE
+from nsbox.errors import SandboxUnavailable
 
 anyio = pytest.importorskip("anyio", reason="anyio is not installed")
 pytest.importorskip("anyio.lowlevel")
@@ -112,6 +113,29 @@ def test_a_pool() -> None:
             assert scope.cancelled_caught
             assert time.monotonic() - began < 60, "it was waited for, not ended"
             assert (await pool.run(["echo", "y"])).stdout == b"y\n"
+
+    play(story)
+
+
+def test_a_pool_whose_start_is_cancelled_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[nsbox.Pool] = []
+
+    class Slow(nsbox.Pool):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            time.sleep(0.2)
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr("nsbox.aio_pool.Pool", Slow)
+
+    async def story() -> None:
+        with anyio.move_on_after(0.05) as scope:
+            async with nsbox.AsyncPool(size=1):
+                raise AssertionError("it was not cancelled")
+        assert scope.cancelled_caught
+        assert len(made) == 1
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            made[0].take()
 
     play(story)
 
