@@ -21,7 +21,7 @@ START_TIMEOUT_S = 30.0
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
-def handshake(handle: Handle) -> None:
+def handshake(handle: Handle) -> Run:
     """Wait until init has built the root and given up its privileges. Raises SetupError, SandboxUnavailable."""
     run = Run(handle, timeout=START_TIMEOUT_S, streams=False)
     held, handle.stdin = handle.stdin, -1  # it is for the program: a run without input would end it
@@ -33,16 +33,18 @@ def handshake(handle: Handle) -> None:
         raise run.error
     if not run.started:
         raise SandboxUnavailable("the sandbox did not start in time", remedy="run: nsbox doctor")
+    return run
 
 
 class Ahead:
-    """Raises what a launch raises, when it is made. It owns a handle, until ``close`` or until somebody takes that."""
+    """Raises what a launch raises, when it is made; ``commands`` is for ``launch``. It owns a handle, until ``close``
+    or until somebody takes that."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, *, commands: bool = False) -> None:
         self._crossing: Crossing | None = None
-        self.handle = launch(prepared, None, stdin=True, commands=True, on_network=self._on_network)
+        self.handle = launch(prepared, None, stdin=True, commands=commands, on_network=self._on_network)
         try:
-            handshake(self.handle)
+            self.run = handshake(self.handle)  #: what watches it, now and when it is used
         except BaseException:
             self.handle.close()
             raise
@@ -97,7 +99,7 @@ def identity(handle: Handle) -> dict[str, Any]:
 
 
 def begin(
-    handle: Handle,
+    ahead: Ahead,
     argv: Sequence[Argument],
     env: Mapping[str, str],
     *,
@@ -107,8 +109,8 @@ def begin(
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
 ) -> Run:
-    """Have a sandbox made ahead start its program. Raises SpecError, SandboxUnavailable; the handle stays the
-    caller's."""
+    """Have a sandbox made ahead start its program. Raises SpecError, SandboxUnavailable; it stays the caller's."""
+    handle, run = ahead.handle, ahead.run
     spec, plan = handle.prepared.spec, handle.prepared.plan
     flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
     given = handle.given().without(env)
@@ -118,8 +120,8 @@ def begin(
     if flags != lib.NSB_STDIN:
         handle.close_stream("stdin")
     start_program(handle, what, given)
-    return Run(
-        handle,
+    run.enforcer.begin(0.0)
+    run.expect(
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         timeout=spec.limits.timeout,
         output=spec.limits.output,
@@ -127,3 +129,4 @@ def begin(
         on_stderr=on_stderr,
         tty=on_tty or bool(tty),
     )
+    return run

@@ -33,7 +33,7 @@ class Lease:
         if handle.prepared.spec is not self.crossing.spec:
             spec, plan = self.crossing.spec, handle.prepared.plan
             handle.prepared = handle.prepared._replace(spec=spec, plan=plan._replace(cwd=spec.cwd or plan.cwd))
-        return begin(handle, argv, env, **streams)
+        return begin(self._ahead, argv, env, **streams)
 
     def conclude(self, run: Run) -> Result:
         """The result of a run that is over."""
@@ -53,7 +53,8 @@ class Pool:
     Made from a Spec or from the options of one. ``size`` are kept ready at least and ``most`` at most (four times as
     many): demand that finds none raises the number, and it falls again when there is none. One that has waited longer
     than ``max_age`` seconds is replaced, and so is one whose init has ended. ``when_empty``: ``make`` one on the spot,
-    ``wait`` for one, or raise an ``error``. ``log`` as in ``nsbox.run``. Values of secrets are fetched when a sandbox
+    ``wait`` for one, or raise an ``error``. With ``boxes`` they are made for ``nsbox.Sandbox.from_pool``, with room for
+    a cgroup for each command. ``log`` as in ``nsbox.run``. Values of secrets are fetched when a sandbox
     is made. What is mounted is the directory that was there when the sandbox was made. Raises what ``nsbox.run`` raises
     for a Spec that cannot be had here."""
 
@@ -65,9 +66,11 @@ class Pool:
         most: int | None = None,
         max_age: float = 300.0,
         when_empty: WhenEmpty = "make",
+        boxes: bool = False,
         log: Any = None,
         **options: Any,
     ) -> None:
+        self._boxes = boxes
         self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
         self.target = target_of(self.spec, log)
         self._prepared = prepare(self.spec)
@@ -80,7 +83,7 @@ class Pool:
         if self.spec.mounts() or not os.path.isdir(prepared.skeleton):
             # What the guard has said of the sources must hold for this launch too.
             self._prepared = prepared = prepare(self.spec)
-        return Ahead(prepared)
+        return Ahead(prepared, commands=self._boxes)
 
     def run(
         self,

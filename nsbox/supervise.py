@@ -35,9 +35,15 @@ _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 class Run:
     """One sandbox under watch, and what has been learnt of it."""
 
-    def __init__(
+    def __init__(self, handle: Handle, **options: Any) -> None:
+        """``options`` are those of ``expect``."""
+        self.handle = handle
+        self.enforcer = Enforcer(handle.limits, handle.watch_for, handle, handle.cgroup)
+        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 5)
+        self.expect(**options)
+
+    def expect(
         self,
-        handle: Handle,
         *,
         stdin: bytes | int | None = None,
         timeout: float | None = None,
@@ -47,7 +53,8 @@ class Run:
         streams: bool = True,
         tty: bool | Callable[[int], object] = False,
     ) -> None:
-        self.handle = handle
+        """A program is to start, with these streams and limits: nothing is known of it yet."""
+        handle = self.handle
         self.started = False
         self.joinable = False  #: see NSB_JOIN
         self.pid = 0  #: of the payload, inside
@@ -69,8 +76,6 @@ class Run:
         self._kill_at: float | None = None
         self._term_until: float | None = None  #: 0 once the grace is over
         self._ended = self._gone = False
-        self.enforcer = Enforcer(handle.limits, handle.watch_for, handle, handle.cgroup)
-        self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 5)
 
     @property
     def over(self) -> bool:

@@ -274,8 +274,9 @@ def test_published_ports() -> None:
     assert b"Directory listing" in body[0]
 
 
-def test_a_box_from_a_pool() -> None:
-    with nsbox.Pool(size=2, timeout=20) as pool:
+@pytest.mark.parametrize("boxes", [True, False])
+def test_a_box_from_a_pool(boxes: bool) -> None:
+    with nsbox.Pool(size=2, timeout=20, boxes=boxes) as pool:
         with nsbox.Sandbox.from_pool(pool) as box:
             box.write_file("a", "text")
             assert box.run(["cat", "a"]).stdout == b"text"
@@ -283,6 +284,7 @@ def test_a_box_from_a_pool() -> None:
             box.write_file("a", "other")
             box.restore(snapshot)
             assert box.read_file("a") == b"text"
+            assert box.run("exit 3", memory="32M").exit_code == 3
         with nsbox.Sandbox.from_pool(pool) as box:
             assert not box.files.exists("a")
 
