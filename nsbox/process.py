@@ -158,6 +158,7 @@ class Process:
         try:
             if self.watched.settled:
                 return None  # it waits for whoever wants to know
+            self.watched.take_start()
             self.watched.on_time(now)
             return self.watched.next_time()
         finally:

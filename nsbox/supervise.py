@@ -137,6 +137,14 @@ class Run:
             if not self.handle.tell(lib.NSB_MSG_KILL):
                 self.handle.kill()
 
+    def take_start(self) -> None:
+        """Take the news that the command has started, if they are there: they say which processes are its own."""
+        poll = select.poll()
+        if not self.started and self.error is None and self.handle.control >= 0:
+            poll.register(self.handle.control, select.POLLIN)
+            if poll.poll(0):
+                self._receive()
+
     def on_time(self, now: float) -> None:
         """Act on deadlines that have passed."""
         if self.deadline is not None and now >= self.deadline:
