@@ -125,7 +125,7 @@ class Lease(Run):
         """Send a request, with time and output limited anew; the answer comes while somebody watches."""
         data = json.dumps(request).encode()
         self._request = memoryview(_HEAD.pack(len(data)) + data)
-        self.reply, self.trouble, self.reason = None, "", None
+        self.reply, self.trouble, self.reason, self.status = None, "", None, None
         self.stdout, self.stderr = (Stream(output, None, self.handle.masker()) for _ in range(2))
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.timeout, self.cap = timeout, output
