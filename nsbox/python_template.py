@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import _socket
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -29,10 +30,11 @@ from typing import TYPE_CHECKING, Any
 Data = dict[str, Any]
 
 SOCKET, LIBRARY, CONFIG, PLAN, INSIDE = 3, 5, 6, 7, 8
+HELD_MS = 20  # between two looks at who has ended and cannot be reaped yet
 MESSAGE = struct.Struct("=IIIiii5q20Q")  # struct nsb_msg
 
 
-def read_all(fd: int) -> bytes:
+def read_all(fd: int | str) -> bytes:
     with open(fd, "rb") as file:
         return file.read()
 
@@ -104,6 +106,19 @@ def inhabit(
 # ---- outside: the template ----
 
 
+def shared_memory() -> str:
+    """What this process has mapped and its forks could write to for each other; empty when there is none. The mark `sh`
+    stands only where the mapping is shared and its file was opened for writing (mmap(2), proc_pid_smaps(5))."""
+    name = ""
+    for line in read_all("/proc/self/smaps").decode("utf-8", "replace").splitlines():
+        word, _, rest = line.partition(" ")
+        if not word.endswith(":"):
+            name = rest.split(None, 4)[-1]
+        elif word == "VmFlags:" and "sh" in rest.split():
+            return name
+    return ""
+
+
 class Template:
     def __init__(self) -> None:
         self.config = json.loads(read_all(CONFIG))
@@ -117,6 +132,7 @@ class Template:
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, SOCKET)
         self.generators: list[Any] = []
         self.children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, socket of whoever wants to know)
+        self.held: set[int] = set()  # those of them that have ended and cannot be reaped yet
         self.poll = select.poll()
 
     def tell(self, answer: Data) -> None:
@@ -141,6 +157,9 @@ class Template:
             os._exit(0)
         if len(os.listdir("/proc/self/task")) != 1:
             raise RuntimeError("a preloaded module starts threads again after a fork; leave it out of preload")
+        shared = shared_memory()
+        if shared:
+            raise RuntimeError(f"a preloaded module has memory that all forks would share ({shared}); leave it out")
         ret = self.library.nsb_adopt()
         if ret < 0:
             raise OSError(-ret, os.strerror(-ret))
@@ -148,20 +167,24 @@ class Template:
     def serve(self) -> None:
         self.poll.register(SOCKET, select.POLLIN)
         while True:
-            for fd, _ in self.poll.poll():
+            for fd, _ in self.poll.poll(HELD_MS if self.held else None):
                 if fd == SOCKET:
                     self.request()
                 else:
                     self.reap(fd)
+            for fd in list(self.held):
+                self.reap(fd)
 
     def request(self) -> None:
         size = 32 * 4
-        data, beside, _, _ = self.socket.recvmsg(64, _socket.CMSG_SPACE(size), _socket.MSG_CMSG_CLOEXEC)
+        data, beside, flags, _ = self.socket.recvmsg(64, _socket.CMSG_SPACE(size), _socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
         fds = [fd for _, _, raw in beside for fd in struct.unpack(f"={len(raw) // 4}i", raw)]
-        control = fds[1]
+        control = fds[1] if len(fds) > 1 else -1
         try:
+            if flags & _socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             pid = self.fork_into(fds, bool(data[0]))
         except OSError as error:
             self.say(control, "failed", self.config["clone"], -(error.errno or 5))
@@ -175,9 +198,10 @@ class Template:
     def fork_into(self, fds: Sequence[int], into: bool) -> int:
         """C1 and C2; the latter's pid. fds: the sandbox's init, who wants to know, then C2's own, then cgroups, of
         which the first is one of version 2 if ``into``."""
-        report, told = os.pipe()
-        go, start = os.pipe()
+        report = told = go = start = -1
         try:
+            report, told = os.pipe()
+            go, start = os.pipe()
             first = self.fork(fds[5]) if into else os.fork()
             if first == 0:
                 self.enter(fds, fds[5 + into :], told, go, (report, start))
@@ -218,6 +242,7 @@ class Template:
             pid = os.fork() if ret == 0 else 0
             if pid == 0 and ret == 0:
                 self.socket.detach()
+                os.close(told)  # whoever waits for C1's word sees its end, if it is killed before it says anything
                 inhabit(self.config, self.library, self.plan, self.generators, go, fds[2:5])
             os.write(told, struct.pack("=ii", pid, ret))
         except OSError as error:
@@ -232,10 +257,19 @@ class Template:
         self.say(control, "started", pid=pid)
 
     def reap(self, fd: int) -> None:
-        pid, control = self.children.pop(fd)
-        self.poll.unregister(fd)
+        pid, control = self.children[fd]
+        found, status, used = os.wait4(pid, os.WNOHANG)
+        if fd not in self.held:
+            self.poll.unregister(fd)
+        if not found:
+            # Somebody inside traces it, and has it as long as he likes (ptrace(2)): until his sandbox ends.
+            if fd not in self.held:
+                self.held.add(fd)
+                self.say(control, "exited", status=9)
+            return
+        self.held.discard(fd)
+        del self.children[fd]
         os.close(fd)
-        _, status, used = os.wait4(pid, 0)
         usage = (int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), used.ru_maxrss, used.ru_inblock, used.ru_oublock)
         self.say(control, "exited", status=status, usage=usage)
         self.say(control, "ended", status=status, usage=usage)

@@ -181,9 +181,11 @@ class Template:
     @property
     def is_alive(self) -> bool:
         """Whether it still serves."""
+        if self._socket.fileno() < 0:
+            return False
         waiter = select.poll()
         waiter.register(self._socket, select.POLLIN)
-        return self._socket.fileno() >= 0 and not waiter.poll(0)
+        return not waiter.poll(0)
 
     def close(self) -> None:
         """Let it end. What it forked is ended by the sandboxes' own ends, or by its parent-death signal."""

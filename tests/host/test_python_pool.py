@@ -14,7 +14,7 @@ import pytest
 
 import nsbox
 from nsbox import janitor
-from nsbox.errors import SandboxUnavailable, SpecError
+from nsbox.errors import NsboxError, SandboxUnavailable, SpecError
 
 numpy_missing = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import numpy"], capture_output=True).returncode != 0,
@@ -481,3 +481,44 @@ def test_nobody_writes_what_the_template_loads(tmp_path: Path, options: dict[str
         result = p.run(code)
     assert (result.value, bool(result.stdout)) == (False, True), result
     assert packages.is_dir()
+
+
+def test_a_tracer_inside_cannot_hold_up_the_template() -> None:
+    """A zombie is its tracer's (ptrace(2)): whoever waits for it waits as long as that one likes."""
+    code = (
+        "import ctypes, os, time\n"
+        "libc, main, (there, told) = ctypes.CDLL(None), os.getpid(), os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.write(told, b'%d' % libc.ptrace(0x4206, main, None, None))\n"  # PTRACE_SEIZE
+        "    time.sleep(60)\n"
+        "print(os.read(there, 9).decode(), flush=True)\n"
+        "os._exit(3)\n"
+    )
+    with pool(seccomp="permissive", timeout=20) as p:
+        result = p.run(code)
+        assert result.stdout == b"0\n"
+        assert result.reason in ("signaled", "exited"), result
+        assert p.run("1").value == 1
+
+
+@pytest.mark.parametrize("protection", ["PROT_READ | mmap.PROT_WRITE", "PROT_READ"])
+def test_memory_that_all_forks_would_share_is_refused(protection: str) -> None:
+    warm_up = f"import mmap, sys\nsys.kept = mmap.mmap(-1, 4096, prot=mmap.{protection})\n"
+    with pytest.raises(SpecError, match="memory that all forks would share"):
+        pool(warm_up=warm_up)
+
+
+def test_a_template_without_descriptors_refuses_and_goes_on() -> None:
+    warm_up = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
+    with pool(warm_up=warm_up, when_empty="error") as p:
+        template = p._templates.current
+        assert template is not None
+        leases = []
+        with pytest.raises(NsboxError, match="Too many open files"):
+            for _ in range(24):
+                leases.append(p._make())
+        assert leases
+        assert template.is_alive
+        for lease in leases:
+            p._discard(lease)
+        janitor.flush()
