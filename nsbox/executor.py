@@ -117,7 +117,8 @@ def _cloudpickle() -> Dumps:
 def _exception(raised: Raised) -> BaseException:
     kind = getattr(builtins, raised.type, None) if raised.module == "builtins" else None
     error: BaseException = TaskFailed(raised)
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    # No future of asyncio takes a StopIteration, and who awaits one would wait for ever.
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, StopIteration):
         try:
             error = kind(raised.message)
         except TypeError:  # those of Unicode, which want more than words
@@ -129,7 +130,7 @@ def _exception(raised: Raised) -> BaseException:
 def _value(result: PythonResult) -> Any:
     try:
         return untagged(result.value)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except Exception as error:  # numpy has more kinds of it for what is hostile than are documented
         raise TypeError(f"what came back is no data: {error}") from None
 
 

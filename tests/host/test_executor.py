@@ -1,5 +1,6 @@
 """SandboxExecutor: calls in sandboxes, as concurrent.futures has them."""
 
+import asyncio
 import pickle
 import subprocess
 import sys
@@ -65,6 +66,32 @@ def test_another_exception_is_told(executor: SandboxExecutor) -> None:
 
     with pytest.raises(TaskFailed, match="Private: words"):
         executor.submit(fail).result()
+
+
+def test_whoever_awaits_a_call_is_told_of_its_stop_iteration(executor: SandboxExecutor) -> None:
+    def stop() -> None:
+        raise StopIteration
+
+    async def call() -> None:
+        await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(executor, stop), 20)
+
+    with pytest.raises(TaskFailed, match="StopIteration"):
+        asyncio.run(call())
+
+
+@pytest.mark.parametrize("value", ['{"complex": [1%s, 1]}' % ("0" * 400), '{"list": [{"set": [{"list": []}]}]}', "[]"])
+def test_an_answer_that_is_no_data_is_a_type_error(executor: SandboxExecutor, value: str) -> None:
+    def lie() -> None:
+        import os
+        import struct
+        import time
+
+        data = f'{{"value": {value}}}'.encode()
+        os.write(3, struct.pack("=Q", len(data)) + data)
+        time.sleep(20)
+
+    with pytest.raises(TypeError, match="no data"):
+        executor.submit(lie).result()
 
 
 def test_what_is_no_data_does_not_come_back(executor: SandboxExecutor) -> None:

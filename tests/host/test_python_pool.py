@@ -513,10 +513,9 @@ def test_a_template_without_descriptors_refuses_and_goes_on() -> None:
     with pool(warm_up=warm_up, when_empty="error") as p:
         template = p._templates.current
         assert template is not None
-        leases = []
+        leases: list[Any] = []
         with pytest.raises(NsboxError, match="Too many open files"):
-            for _ in range(24):
-                leases.append(p._make())
+            leases.extend(p._make() for _ in range(24))
         assert leases
         assert template.is_alive
         for lease in leases:
