@@ -67,7 +67,7 @@ class Stock(Generic[T]):
         self._closed = False
         self._taken = self._missed = self._made = self._discarded = 0
         self._last_take = self._last_miss = time.monotonic()
-        self._error: NsboxError | None = None
+        self._error: NsboxError | OSError | None = None
         self._thread = threading.Thread(target=self._fill, name="nsbox-stock", daemon=True)
         self._thread.start()
 
@@ -159,7 +159,7 @@ class Stock(Generic[T]):
         while self._until_needed():
             try:
                 thing = self._make()
-            except NsboxError as error:
+            except (NsboxError, OSError) as error:
                 with self._change:
                     self._error = error
                     self._change.notify_all()

@@ -195,6 +195,11 @@ class Template:
                 os.close(self._errors)
             self._errors = -1
 
+    def forget(self) -> None:
+        """``close`` in a forked child, where a thread of the parent may hold the lock for ever."""
+        self._lock = threading.Lock()
+        self.close()
+
 
 def stamp(python: PythonEnvironment) -> tuple[tuple[str, int, int], ...]:
     """What tells that an interpreter or its packages have changed: times and numbers of its files and folders."""

@@ -101,7 +101,7 @@ class Templates:
         """In a forked child: these are the parent's. An end that stayed open here would keep them alive."""
         self._lock, self._closed, self.current = threading.Lock(), True, None
         for template in self._living:
-            template.close()
+            template.forget()
         if self._zygote is not None:
             os.close(self._zygote.socket)
         self._living, self._zygote = {}, None

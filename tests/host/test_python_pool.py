@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -368,6 +369,22 @@ def test_a_forked_child_has_no_part_in_it() -> None:
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert p.run("2").value == 2
+
+
+def test_a_child_forked_while_a_thread_asks_the_template_goes_on() -> None:
+    with pool() as p:
+        template = p._templates.current
+        assert template is not None
+        with template._lock:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(7)
+        fd = os.pidfd_open(pid)
+        ended = select.select([fd], [], [], 20)[0]
+        os.close(fd)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_many_threads() -> None:

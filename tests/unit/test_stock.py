@@ -22,7 +22,7 @@ class Things:
         self.made: list[int] = []
         self.discarded: list[int] = []
         self.broken: set[int] = set()
-        self.trouble: NsboxError | None = None
+        self.trouble: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
 
@@ -227,3 +227,14 @@ def test_bad_options(things: Things, options: dict[str, int]) -> None:
 def test_bad_word(things: Things) -> None:
     with pytest.raises(SpecError, match="none of make, wait, error"):
         things.stock(size=1, when_empty="perhaps")
+
+
+@pytest.mark.parametrize("trouble", [HostError("full"), OSError(24, "Too many open files")])
+def test_it_is_filled_again_after_a_want(things: Things, trouble: Exception) -> None:
+    things.trouble = trouble
+    stock = things.stock(size=1, when_empty="wait")
+    with pytest.raises(type(trouble)):
+        stock.take(PATIENCE_S)
+    things.trouble = None
+    assert stock.wait_full(PATIENCE_S)
+    stock.close()
