@@ -45,13 +45,13 @@ long nsb_enter(int init, uint64_t namespaces, const int *cgroups, uint32_t n)
 long nsb_confine(const struct nsb_plan *plan, uint64_t size, uint32_t *stage)
 {
     /* 0 to 2 are its streams, 3 is where it is asked. */
-    NSB_CALL(__NR_close_range, 4, ~0u, 0);
     *stage = NSB_STAGE_REQUEST;
-    if (!plan_valid(plan, size))
-        return -EPROTO;
+    long ret = NSB_CALL(__NR_close_range, 4, ~0u, 0);
+    if (ret < 0 || !plan_valid(plan, size))
+        return ret < 0 ? ret : -EPROTO;
     NSB_CALL(__NR_setsid);
     *stage = NSB_STAGE_LANDLOCK;
-    long ret = restrict_files(plan);
+    ret = restrict_files(plan);
     if (ret == 0) {
         *stage = NSB_STAGE_LIMITS;
         ret = set_limits(plan);

@@ -346,7 +346,7 @@ def _request(code: str, files: Mapping[str, bytes | str] | None, inputs: Mapping
 def _ask(lease: Lease, request: dict[str, Any], bounds: tuple[Any, Any], argv: list[str]) -> PythonResult:
     secret = lease.interpreter.box.given().variables
     if secret:
-        request["env"] = dict(secret)
+        request = {**request, "env": dict(secret)}  # the caller's own stays without
     try:
         lease.ask(request, *bounds)
     except (TypeError, ValueError) as error:
