@@ -56,7 +56,6 @@ def fresh_state(config: Data, generators: list[Any]) -> None:
     os.environ.clear()
     os.environ.update(config["env"])
     sys.argv = ["-c"]
-    sys.path.insert(0, "")
     getattr(sys.stdout, "reconfigure")(line_buffering=True)  # noqa: B009 - for mypy
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
@@ -92,6 +91,7 @@ def inhabit(
         os.chdir(config["cwd"])
         fresh_state(config, generators)
         inside.execute(dict(config["warm"]), inside.fresh_main())
+        sys.path.insert(0, "")  # last: what is there may be another lease's, and nobody has this one yet
         gc.enable()
         inside.reply(inside.ANSWER, {"ready": os.getpid()}, 1 << 16)
         inside.serve(config["most"])

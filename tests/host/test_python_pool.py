@@ -518,6 +518,15 @@ def test_a_tracer_inside_cannot_hold_up_the_template() -> None:
         assert p.run("1").value == 1
 
 
+def test_nothing_of_the_workspace_runs_before_the_lease(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text("import sys\nsys.stderr.write('planted')\n")
+    tmp_path.chmod(0o755)
+    warm_up = "try:\n    import planted\nexcept ImportError:\n    pass\n"
+    with pool(workspace=str(tmp_path), warm_up=warm_up) as p:
+        result = p.run("import sys\nbefore = 'planted' in sys.modules\nimport planted\nbefore")
+    assert (result.value, result.stderr) == (False, b"planted"), result.exception
+
+
 @pytest.mark.parametrize("protection", ["PROT_READ | mmap.PROT_WRITE", "PROT_READ"])
 def test_memory_that_all_forks_would_share_is_refused(protection: str) -> None:
     warm_up = f"import mmap, sys\nsys.kept = mmap.mmap(-1, 4096, prot=mmap.{protection})\n"

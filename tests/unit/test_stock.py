@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nsbox.errors import HostError, NsboxError, SandboxUnavailable, SpecError
+from nsbox.errors import HostError, SandboxUnavailable, SpecError
 from nsbox.stock import Stock
 
 PATIENCE_S = 20.0
