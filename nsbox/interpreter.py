@@ -110,10 +110,11 @@ class Lease(Run):
     @property
     def healthy(self) -> bool:
         """Whether it can be given out: it waits, and says nothing."""
-        if self.handle.pidfd < 0:
+        fds = self.interpreter.answer, self.handle.control, self.handle.pidfd
+        if min(fds) < 0:
             return False
         waiter = select.poll()
-        for fd in (self.interpreter.answer, self.handle.control, self.handle.pidfd):
+        for fd in fds:
             waiter.register(fd, select.POLLIN)
         return not waiter.poll(0)
 

@@ -211,6 +211,14 @@ def test_a_closed_socket_is_an_end() -> None:
     assert result.value is None
 
 
+@pytest.mark.parametrize("name", ["answer", "control"])
+def test_a_session_whose_other_end_is_gone_does_not_run(name: str) -> None:
+    with pool() as p, p.session() as session:
+        assert session.is_running
+        session._lease.interpreter.close_stream(name)
+        assert not session.is_running
+
+
 def test_session_keeps_variables_and_ends() -> None:
     with pool() as p:
         with p.session() as session:
