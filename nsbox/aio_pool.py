@@ -98,4 +98,6 @@ async def _conduct(
     error = done.result()
     if error is not None:
         raise error
-    return lease.conclude(run)
+    if lease.crossing.spec.workspace is None:
+        return lease.conclude(run)
+    return await whole(lambda: lease.conclude(run))  # the workspace is searched, and perhaps copied

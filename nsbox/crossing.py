@@ -44,6 +44,7 @@ class Crossing:
         self._handle: Handle | None = None
         self._inputs: list[dict[str, Any]] = []  #: with hashes, where there is a log
         self._failed: NsboxError | None = None
+        self._over = False  #: the record has its end
         if spec.export is not None:
             _check_export(spec.export)
         if target is not None:
@@ -181,6 +182,7 @@ class Crossing:
                 self._tell(self.record, result, lambda record: _tell_outputs(record, result))
         if self.record is not None:
             ended = {name: getattr(result, name) for name in ("exit_code", "signal", "usage", "timing")}
+            self._over = True
             self._tell(self.record, result, lambda record: record.end(result.reason, lifetime, **ended))
             self._tell(self.record, result, lambda record: self._covered())
 
@@ -211,7 +213,7 @@ class Crossing:
 
     def fail(self, error: BaseException) -> None:
         """The run came to nothing: its record gets an end, or a refusal, as far as that can be written."""
-        if self.log is None:
+        if self.log is None or self._over:
             return
         from nsbox.boundary import LogError
         from nsbox.record import Record

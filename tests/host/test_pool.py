@@ -16,6 +16,7 @@ import pytest
 
 import nsbox
 from nsbox import errors, janitor
+from nsbox.crossing import Crossing
 
 PATIENCE_S = 30.0
 
@@ -300,6 +301,34 @@ def test_filtered_egress_is_the_leases_own(tmp_path: Path) -> None:
         refused = [(d["address"], d["verdict"]) for d in result.boundary["destinations"]]
         assert refused == [("192.0.2.1", "denied")]
         assert pool.run(["true"]).boundary["destinations"] == []
+
+
+def test_asyncio_goes_on_while_outputs_are_taken_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, log = tmp_path / "work", tmp_path / "log"
+    work.mkdir()
+    at_work, go_on = threading.Event(), threading.Event()
+    outputs = Crossing.outputs
+
+    def held(self: Crossing, handle: Any) -> Any:
+        at_work.set()
+        assert go_on.wait(20), "the loop stands still"
+        return outputs(self, handle)
+
+    monkeypatch.setattr(Crossing, "outputs", held)
+
+    async def story() -> None:
+        async with nsbox.AsyncPool(size=1, timeout=20, workspace=str(work), apply=True, log=str(log)) as pool:
+            task = asyncio.create_task(pool.run(["touch", "made"]))
+            await asyncio.to_thread(at_work.wait, 60)
+            task.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(asyncio.wait_for(story(), 120))
+    assert (work / "made").exists()
+    assert log.read_text().count('"sandbox.end"') == 1
 
 
 def test_asyncio() -> None:
