@@ -7,6 +7,7 @@ still told, exported and applied against the directory itself.
 
 import os
 import stat
+from collections.abc import Callable
 
 from nsbox import watch
 from nsbox._native import lib
@@ -91,18 +92,18 @@ def _check(prepared: Prepared, path: str, source: int) -> None:
 
 
 def _fill(source: int, at: int, first: int, uid: int) -> None:
-    """Copy everything; what the directory's owner owns is the payload's, all else nobody's."""
+    """Copy everything; what the directory's owner or group has is the payload's, all else nobody's."""
     from nsbox.layers import NOBODY, Copier  # not on the way of those who copy nothing
 
     status = os.fstat(source)
 
-    def owner(host: int) -> int:
-        return first + (uid if host == status.st_uid else NOBODY)
+    def for_host(mine: int) -> Callable[[int], int]:
+        return lambda host: first + (uid if host == mine else NOBODY)
 
     os.mkdir(_NAME, 0o700, dir_fd=at)
     target = os.open(_NAME, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
     try:
-        Copier().layer(source, target, owner)
+        Copier().layer(source, target, for_host(status.st_uid), for_host(status.st_gid))
         os.fchown(target, first + uid, first + uid)
         os.fchmod(target, stat.S_IMODE(status.st_mode))
     finally:

@@ -41,12 +41,14 @@ class Copier:
 
     def __init__(self) -> None:
         self._owner: Owner = None
+        self._group: Owner = None
         self._root = -1
         self._links: dict[tuple[int, int], tuple[Path, str]] = {}  #: a file of many names → where its copy is
 
-    def layer(self, source: int, target: int, owner: Owner) -> None:
-        """Copy all that is in one layer."""
-        self._owner, self._root = owner, target
+    def layer(self, source: int, target: int, owner: Owner, group: Owner = None) -> None:
+        """Copy all that is in one layer. ``group`` is for the groups what ``owner`` is for the owners; without it both
+        are alike."""
+        self._owner, self._group, self._root = owner, group or owner, target
         try:
             self._directory(source, target, ())
         finally:
@@ -80,8 +82,8 @@ class Copier:
             os.mknod(name, stat.S_IFCHR, 0, dir_fd=target)
         else:
             return
-        if self._owner is not None:
-            os.chown(name, self._owner(status.st_uid), self._owner(status.st_gid), dir_fd=target, follow_symlinks=False)
+        if self._owner is not None and self._group is not None:
+            os.chown(name, self._owner(status.st_uid), self._group(status.st_gid), dir_fd=target, follow_symlinks=False)
         os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
     def _subdirectory(self, source: int, target: int, name: str, path: Path) -> None:
@@ -141,8 +143,8 @@ class Copier:
             mark = tree.xattr(source, name)
             if mark is not None:
                 os.setxattr(made, name, mark)
-        if self._owner is not None:
-            os.fchown(made, self._owner(status.st_uid), self._owner(status.st_gid))
+        if self._owner is not None and self._group is not None:
+            os.fchown(made, self._owner(status.st_uid), self._group(status.st_gid))
         tree.set_mode(made, mode)
         os.utime(made, ns=(status.st_atime_ns, status.st_mtime_ns))
 

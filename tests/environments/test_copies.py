@@ -62,6 +62,20 @@ def test_owners_modes_and_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_groups_are_as_with_ids_that_are_mapped(tmp_path: Path) -> None:
+    code = """
+    os.chown(WORK, 1234, 100)
+    for name, uid, gid in (("group", 0, 100), ("number", 0, 1234), ("owner", 1234, 100)):
+        (WORK / name).write_text(name)
+        (WORK / name).chmod(0o640)
+        os.chown(WORK / name, uid, gid)
+    print(shell("stat -c %u:%g group number owner; cat group owner; cat number 2>&1 | grep -c denied"))
+    """
+    lines = in_a_container(code, tmp_path).split()
+    assert lines == ["65534:1000", "65534:65534", "1000:1000", "groupowner1"]
+
+
+@pytest.mark.root
 def test_changes_go_back_to_the_directory_itself(tmp_path: Path) -> None:
     code = """
     (WORK / "gone").touch()
