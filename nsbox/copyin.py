@@ -5,18 +5,23 @@ itself would, and goes with it. Only root callers need it: an ordinary user's sa
 still told, exported and applied against the directory itself.
 """
 
+from __future__ import annotations
+
 import os
 import stat
-from collections.abc import Callable
 
 from nsbox import watch
 from nsbox._native import lib
 from nsbox.encode import compile_plan
 from nsbox.errors import HostError
 from nsbox.handle import Handle
+from nsbox.light import TYPE_CHECKING
 from nsbox.plan.ops import IDMAP_OWNER, READ_ONLY, Op
 from nsbox.prepared import Prepared, program_of
 from nsbox.resources import scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _AT_FDCWD, _RESOLVE_NO_SYMLINKS = -100, 0x04
 _NAME = "copy"
