@@ -8,7 +8,23 @@ import os
 
 
 class NsboxError(Exception):
-    """Base of all errors raised by nsbox."""
+    """Base of all errors raised by nsbox. They can be pickled, as a pool of processes does."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The original calls the class with ``args``, which are not what these classes are called with.
+        state = dict(vars(self))
+        if isinstance(self, OSError):
+            state["errno"] = self.errno
+        return _again, (type(self), self.args, state)
+
+
+def _again(kind: type[NsboxError], args: tuple[object, ...], state: dict[str, object]) -> NsboxError:
+    error = kind.__new__(kind, *args)
+    if isinstance(error, OSError):
+        OSError.__init__(error, *args)
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
 
 
 class SpecError(NsboxError, ValueError):
