@@ -188,7 +188,7 @@ def test_A03_sigchld_ignored_by_the_parent() -> None:
     )
     assert made.returncode == 7, made.stderr
     assert made.stdout.split()[1] == b"0000000000000000"
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 15
 
 
 # B: process trees
@@ -264,7 +264,7 @@ def test_D13_unset_stdin_is_at_its_end(how: str) -> None:
         finally:
             os.close(reader)
             os.close(writer)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 15
 
 
 def memory_now() -> int:
@@ -277,7 +277,7 @@ def test_D14_output_without_end(script: str) -> None:
     before, start = memory_now(), time.monotonic()
     result = nsbox.run(["sh", "-c", script], output="1M", timeout=1, memory="64M")
     assert memory_now() - before < 8 << 20
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30
     assert len(result.stdout) == 1 << 20
     assert result.stdout_truncated
     assert result.stderr_truncated == (">&2" in script)

@@ -182,9 +182,8 @@ def test_S07_a_log_that_fails_ends_the_run(tmp_path: Path) -> None:
 
     began = time.monotonic()
     with pytest.raises(LogError, match="No space"):
-        nsbox.run(["sh", "-c", "sleep 2; touch /shared/ran"], rw=[(str(shared), "/shared")], log=full)
-    assert time.monotonic() - began < 2
-    time.sleep(0.2)
+        nsbox.run(["sh", "-c", "sleep 60; touch /shared/ran"], rw=[(str(shared), "/shared")], log=full)
+    assert time.monotonic() - began < 30
     assert os.listdir(shared) == []
 
 

@@ -35,7 +35,7 @@ def test_N01_no_policy(world: World) -> None:
     code = "[get('203.0.113.5'), udp('203.0.113.5', 9000), get('2001:db8::5'), attempt(socket.gethostbyname, 'a.test')]"
     before = time.monotonic()
     assert "200" not in str(world.inside(code, net="none"))
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 10
     assert not world.servers.came
     assert not world.zone.asked
     assert world.inside("get('203.0.113.5')", "203.0.113.5") == "200", "the control"
@@ -49,7 +49,7 @@ def test_N02_an_empty_list_means_none(world: World, path: str) -> None:
     before = time.monotonic()
     assert world.inside(code, net_path=path) == ["ECONNREFUSED", "ECONNREFUSED", "EPERM", "ECONNREFUSED"]
     assert world.inside("dns('a.test')", net_path=path) == (3, [])
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 10
     assert not world.servers.came
     assert not world.zone.asked
     assert world.inside("(dns('a.test'), get('a.test'))", "a.test", net_path=path) == ((0, ["203.0.113.5"]), "200")

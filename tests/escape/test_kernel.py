@@ -201,8 +201,8 @@ def test_K09_init_survives_every_signal(uid: int, inside: Attempt) -> None:
 
 def test_K09_limits_put_on_init_end_nothing_but_the_sandbox(inside: Attempt) -> None:
     before = time.monotonic()
-    assert inside("limits_of_init", timeout=5) == "done"
-    assert time.monotonic() - before < 4
+    assert inside("limits_of_init", timeout=60) == "done"
+    assert time.monotonic() - before < 50
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def test_a_command_ends_with_its_own_process_and_takes_its_tree_along(box: Sandb
     start = time.monotonic()
     result = box.run(script)
     assert result.stdout.startswith(b"hi\n")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     assert gone(box, "71")
 
 
@@ -167,14 +167,14 @@ def test_background_that_floods_its_output_does_not_hold_its_caller(box: Sandbox
     start = time.monotonic()
     result = box.run("yes & echo started", background=True)
     assert b"started" in result.stdout
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_a_time_limit_ends_the_tree_and_not_the_box(box: Sandbox) -> None:
     start = time.monotonic()
     result = box.run("sleep 71 & sleep 72", timeout=0.2)
     assert (result.reason, result.status) == ("timeout", 124)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
     assert gone(box, "sleep 7")
     assert box.run(["true"]).ok
 
@@ -366,7 +366,7 @@ def test_an_attack_on_the_watcher_ends_in_bounded_time(script: str) -> None:
             assert result.reason in ("timeout", "pids", "signaled", "exited")
             if box.is_running:
                 assert gone(box, "71")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
 
 
 def test_a_stopped_watcher_costs_the_command_only() -> None:

