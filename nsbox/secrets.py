@@ -26,6 +26,9 @@ MIN_MASKED = 4  #: bytes; shorter values are not masked
 MAX_FDS = 8  #: secrets that are descriptors: NSB_MAX_GIVE of native/nsbox.h
 FIRST_FD = 3  #: the number of the first of them
 DELIVER = ("file", "env", "fd")
+#: held while a pipe has a writer: a child that another thread forks would keep it, and the pipe would never end
+_no_fork = threading.RLock()
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release)
 _HEAD = struct.Struct("=IIII")  # struct nsb_secret
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
@@ -224,16 +227,17 @@ def resolve(secrets: Iterable[Secret]) -> Values:
 def filled(data: bytes) -> int:
     """The read end of a pipe that holds ``data``, at most ``MAX_TOTAL`` bytes, and ends there: memory of the kernel's,
     never swapped, gone with its last reader. Raises SpecError where this user may have no such pipe (pipe(7))."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    try:
-        os.set_blocking(writer, False)
-        if data and os.write(writer, data) < len(data):
-            raise SpecError("secrets: more than a pipe takes here; mount a file with --ro instead")
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
+    with _no_fork:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        try:
+            os.set_blocking(writer, False)
+            if data and os.write(writer, data) < len(data):
+                raise SpecError("secrets: more than a pipe takes here; mount a file with --ro instead")
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
     return reader
 
 

@@ -1,7 +1,9 @@
 """Secrets before they reach a sandbox: what is taken, what is refused, and that no value is ever shown."""
 
 import os
+import signal
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,37 @@ def folder(tmp_path: Path) -> int:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     yield fd  # type: ignore[misc]
     os.close(fd)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pipe_ends_though_another_thread_forks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[int] = []
+    set_blocking = os.set_blocking
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        children.append(pid)
+
+    thread = threading.Thread(target=fork)
+
+    def meanwhile(fd: int, blocking: bool) -> None:
+        thread.start()
+        thread.join(0.3)
+        set_blocking(fd, blocking)
+
+    monkeypatch.setattr(os, "set_blocking", meanwhile)
+    reader = secrets.filled(b"value")
+    try:
+        thread.join()
+        set_blocking(reader, False)
+        assert [os.read(reader, 100), os.read(reader, 100)] == [b"value", b""]
+    finally:
+        os.close(reader)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_what_the_command_line_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
