@@ -48,7 +48,7 @@ def steps() -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {
         "command": (launching, "command"),
         "blob": (launching, "launch_blob"),
-        "pipe": (launching, "_pipe"),
+        "pipe": (launching, "pipe"),
         "scratch": (scratch, "Scratch"),
         "ask": (launching, "_ask"),
         "watch": (api, "Run"),
@@ -90,7 +90,7 @@ def test_each_step_above(monkeypatch: pytest.MonkeyPatch, step: str, error: Base
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_the_second_and_third_pipe(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    breaking(monkeypatch, launching, "_pipe", OSError(errno.EMFILE, "too many"), after)
+    breaking(monkeypatch, launching, "pipe", OSError(errno.EMFILE, "too many"), after)
     with pytest.raises(OSError, match=r"Too many open files: .*RLIMIT_NOFILE"):
         nsbox.run(["true"], stdin=b"x")
     monkeypatch.undo()

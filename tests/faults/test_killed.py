@@ -170,7 +170,7 @@ STEPS = {
     "skeleton": ("skeleton", "_make"),
     "scratch": ("scratch", "Scratch"),
     "blob": ("launching", "launch_blob"),
-    "pipes": ("launching", "_pipe"),
+    "pipes": ("launching", "pipe"),
     "helper": ("_native", "zygote"),
     "asked": ("launching", "_ask"),
     "watch": ("api", "Run"),
