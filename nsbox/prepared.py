@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nsbox.guard import Verdict
     from nsbox.plan.net import NetPlan, NetPolicy
 
+MAX_LINKS = 40  #: path_resolution(7)
+
 
 class Prepared(NamedTuple):
     """A Spec compiled for this host and this caller."""
@@ -81,6 +83,41 @@ def _guard(spec: Spec, host: Host, binds: list[tuple[str, str, bool]]) -> Verdic
     return verdict
 
 
+def _followed(path: str) -> tuple[str, list[str]]:
+    """What a path means, and each symbolic link on the way there."""
+    parts, here, links = os.path.join(os.getcwd(), path).split("/")[::-1], "", list[str]()
+    while parts and len(links) <= MAX_LINKS:
+        part = parts.pop()
+        if part == "..":
+            here = here.rpartition("/")[0]
+        elif part not in ("", "."):
+            here += f"/{part}"
+            try:
+                parts += os.readlink(here).split("/")[::-1]
+            except OSError:
+                continue
+            links.append(here)
+            here = "" if parts[-1] == "" else here.rpartition("/")[0]
+    return here or "/", links
+
+
+def _refuse_planted(spec: Spec, binds: list[tuple[str, str, bool]]) -> None:
+    """What is shown must not depend on a link that an earlier sandbox of the same Spec may have made: it would choose
+    what the next one sees of the host. Raises SpecError."""
+    written = [*spec.rw, *([spec.workspace] if spec.workspace and spec.apply else [])]
+    folders = tuple(f"{canonical(bind.source).rstrip('/')}/" for bind in written)
+    for (option, path), (_, judged, _) in zip(spec.mounts(), binds, strict=True) if folders else ():
+        meant, links = _followed(path)
+        for link in links:
+            if link.startswith(folders):
+                raise SpecError(
+                    f"{option}: {path!r} leads through the link {link!r}, and what runs inside can write there and may"
+                    f" have made it; where it is yours, name what it leads to: {meant!r}"
+                )
+        if meant != judged:
+            raise SpecError(f"{option}: {path!r} changed while it was looked at; try again")
+
+
 def prepare(spec: Spec) -> Prepared:
     """Compile ``spec`` for this host, or take it from the cache. Raises SpecError, HostError, SandboxUnavailable."""
     try:
@@ -102,6 +139,7 @@ def _looked_up(spec: Spec) -> Prepared:
     where = (*map(canonical, paths), "" if all(map(os.path.isabs, paths)) else os.getcwd())
     kept = spec.without_values()
     binds = [(option, canonical(path), option == "rw") for option, path in spec.mounts()]
+    _refuse_planted(spec, binds)
     verdict = _guard(spec, host, binds) if binds else None
     prepared = _prepare(kept, host, where, verdict)
     if not os.path.isdir(prepared.skeleton):

@@ -351,3 +351,22 @@ def test_asyncio() -> None:
             await pool.run(["true"])
 
     asyncio.run(asyncio.wait_for(story(), 120))
+
+
+def test_one_run_cannot_choose_what_the_next_sees(tmp_path: Path) -> None:
+    for name in ("work/data", "other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text(name)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent, *tmp_path.rglob("*")):
+        folder.chmod(0o777 if folder.is_dir() and folder.is_relative_to(tmp_path) else 0o755)
+    work, other = tmp_path / "work", tmp_path / "other"
+    (tmp_path / "mine").symlink_to(work / "data")  # a link where nobody inside can write is the caller's
+    options = {"rw": [str(work)], "ro": [f"{tmp_path}/mine/file:/seen"]}
+    with nsbox.Pool(size=1, **options) as pool:
+        assert pool.run(["cat", "/seen"]).stdout == b"work/data"
+    assert nsbox.run(["sh", "-c", f"mv {work}/data {work}/old && ln -s {other} {work}/data"], **options).ok
+    assert (work / "data/file").read_text() == "other"  # the positive control: who follows it gets there
+    with pytest.raises(errors.SpecError, match=f"leads through the link '{work}/data'"):
+        nsbox.run(["cat", "/seen"], **options)
+    with pytest.raises(errors.SpecError, match="leads through the link"):
+        nsbox.Pool(size=1, **options)
