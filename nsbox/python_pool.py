@@ -278,7 +278,12 @@ class PythonSession:
     @property
     def is_running(self) -> bool:
         """Whether more code can be run: it is open, and the interpreter has not ended."""
-        return self._open and self._lease.healthy
+        return self._open and self._is_ours and self._lease.healthy
+
+    @property
+    def _is_ours(self) -> bool:
+        """A forked child has copies of the descriptors, and no part in it."""
+        return os.getpid() == self._lease.handle.owner
 
     def run(
         self,
@@ -308,12 +313,15 @@ class PythonSession:
     def close(self) -> None:
         """End it, and throw its sandbox away. Raises LogError."""
         was_open, self._open = self._open, False
-        if was_open:
-            try:
+        if not was_open:
+            return
+        try:
+            if self._is_ours:
                 self._crossing.ended(self._lease.handle)
-            finally:
+        finally:
+            if self._is_ours:
                 self._crossing.close()
-                self._pool._discard(self._lease)
+            self._pool._discard(self._lease)
 
     def __enter__(self) -> Self:
         return self
@@ -324,9 +332,9 @@ class PythonSession:
         self.close()
 
     def __del__(self) -> None:
-        if self._open:
+        if self._open and self._is_ours:
             warnings.warn(f"session {self.id} was never closed; use it with 'with'", ResourceWarning, stacklevel=2)
-            self.close()
+        self.close()
 
 
 def _request(code: str, files: Mapping[str, bytes | str] | None, inputs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -379,6 +379,20 @@ def test_a_forked_child_has_no_part_in_it() -> None:
         assert p.run("2").value == 2
 
 
+def test_a_forked_child_has_no_part_in_a_session(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pool(log=str(log)) as p, p.session() as session:
+        pid = os.fork()
+        if pid == 0:
+            running = session.is_running
+            session.close()
+            os._exit(running)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert session.run("1").value == 1
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events.count("sandbox.end") == 1
+
+
 def test_a_child_forked_while_a_thread_asks_the_template_goes_on() -> None:
     with pool() as p:
         template = p._templates.current
