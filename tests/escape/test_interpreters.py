@@ -203,3 +203,45 @@ def test_memory_is_watched_where_no_controller_is(tmp_path: Path) -> None:
     with nsbox.PythonPool(size=1, memory="120M", timeout=25) as pool:
         result = pool.run(code)
     assert result.reason == "memory", (result.reason, result.limits_hit, result.stderr_text)
+
+
+_BY_HANDLE = """
+import ctypes, os, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(*args):
+    ret = libc.syscall(*args)
+    if ret > 2:
+        os.close(ret)
+    return 0 if ret >= 0 else ctypes.get_errno()
+
+def by_handle(fd):
+    # pidfd_send_signal(2) of nothing, of SIGURG, which is ignored; pidfd_getfd(2); setns(2) into the mount namespace
+    return {"ask": call(424, fd, 0, 0, 0), "signal": call(424, fd, 23, 0, 0), "getfd": call(438, fd, 0, 0),
+            "setns": call(308, fd, 0x20000)}
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of the system calls are those of x86_64")
+@pytest.mark.parametrize("options", [{}, {"seccomp": "permissive", "landlock": False}], ids=str)
+def test_a_handle_of_the_embedding_process_is_good_for_nothing(options: dict[str, Any]) -> None:
+    """The socket that an interpreter is asked on was made here, so SO_PEERPIDFD (77) answers a pidfd of us."""
+    control: dict[str, Any] = {}
+    exec(_BY_HANDLE, control)
+    fd = os.pidfd_open(os.getpid())
+    outside = control["by_handle"](fd)
+    os.close(fd)
+    assert (outside["ask"], outside["signal"], outside["getfd"]) == (0, 0, 0)
+    code = (
+        "try:\n    fd = struct.unpack('i', socket.socket(fileno=3).getsockopt(1, 77, 4))[0]\n"
+        "except OSError as error:\n    found = error.errno\n"
+        "else:\n    found = by_handle(fd)\n"
+        "print(found, flush=True)\nos._exit(0)\n"  # the socket object has taken the descriptor
+    )
+    with nsbox.PythonPool(size=1, timeout=60, **options) as made:
+        text = made.run(_BY_HANDLE + code).stdout_text
+    found = ast.literal_eval(text)
+    if found == 92:  # ENOPROTOOPT: Linux before 6.5
+        return
+    assert set(found) == set(outside)
+    assert all(found.values()), found
