@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -377,8 +378,12 @@ def test_a_stopped_watcher_costs_the_command_only() -> None:
 
 def test_nobody_closed_it() -> None:
     boxes = [Sandbox()]
+    left = weakref.ref(boxes[0])
     with pytest.warns(ResourceWarning, match="never closed"):
         boxes.clear()
+        deadline = time.monotonic() + 20
+        while left() is not None and time.monotonic() < deadline:  # a thread that is looking at it has it yet
+            time.sleep(0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         closed = Sandbox()
