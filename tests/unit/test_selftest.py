@@ -1,7 +1,11 @@
 """What the self-test makes of its attempts, and that everything about them is told in one place."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +80,30 @@ def test_who_was_answered_has_been_counted() -> None:
             assert service.came == number + 1
             assert reach.datagram(f"127.0.0.1:{service.port}") == "done"
             assert service.came == number + 2
+
+
+def test_controls_write_nothing_on_the_host() -> None:
+    # In namespaces of our own whose /usr and /tmp are overlays: what would be written can be seen there.
+    if not shutil.which("unshare"):
+        pytest.skip("unshare(1) of util-linux is not installed")
+    script = """
+        set -e
+        mount -t tmpfs none /mnt
+        for place in usr tmp; do
+            mkdir /mnt/$place /mnt/$place-work
+            mount -t overlay -o lowerdir=/$place,upperdir=/mnt/$place,workdir=/mnt/$place-work none /$place
+        done
+        "$0" -m attempts --control "$@"
+        find /mnt/usr /mnt/tmp
+    """
+    names = [item.name for item in attempted.ATTEMPTS if item.threat in ("K12", "F07", "F09")]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(runner.__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, sys.executable, *names]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "remount_usr_writable done" in done.stdout
+    assert "double_chroot done" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("/")] == ["/mnt/usr", "/mnt/tmp"]
 
 
 def test_lines_of_the_program() -> None:

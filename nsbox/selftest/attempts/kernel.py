@@ -237,16 +237,22 @@ simple("move_mount", -100, b"/tmp", -100, b"/var/tmp", 0)
 simple("chroot", b"/tmp")
 
 
+def own(place: bytes) -> None:
+    """In a control, which may be root's: another file system there, so that the host's is not written to."""
+    if CONTROL:
+        call("mount", b"none", place, b"tmpfs", 0, 0)
+
+
 @attack
 def pivot_root() -> object:
-    if CONTROL:
-        call("mount", b"none", b"/tmp", b"tmpfs", 0, 0)
+    own(b"/tmp")
     os.chdir("/tmp")
     return call("pivot_root", b".", b".")
 
 
 @attack
 def remount_usr_writable() -> object:
+    own(b"/usr")
     call("mount", b"none", b"/usr", 0, 32 | 4096, 0)
     with open("/usr/nsbox-was-here", "w"):
         return "done"
@@ -255,6 +261,7 @@ def remount_usr_writable() -> object:
 @attack
 def double_chroot() -> object:
     """The classic: a descriptor outside a chroot, then up."""
+    own(b"/tmp")
     held = os.open("/", os.O_RDONLY)
     os.makedirs("/tmp/jail", exist_ok=True)
     os.chroot("/tmp/jail")
