@@ -376,14 +376,19 @@ def test_a_stopped_watcher_costs_the_command_only() -> None:
         assert box.run(["true"]).ok
 
 
+def let_go(boxes: list[Sandbox], left: "weakref.ref[Sandbox]") -> None:
+    """Forget the boxes; a thread that is looking at one has it for a moment yet."""
+    boxes.clear()
+    deadline = time.monotonic() + 20
+    while left() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_nobody_closed_it() -> None:
     boxes = [Sandbox()]
     left = weakref.ref(boxes[0])
     with pytest.warns(ResourceWarning, match="never closed"):
-        boxes.clear()
-        deadline = time.monotonic() + 20
-        while left() is not None and time.monotonic() < deadline:  # a thread that is looking at it has it yet
-            time.sleep(0.01)
+        let_go(boxes, left)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         closed = Sandbox()
