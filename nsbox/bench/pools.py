@@ -14,6 +14,8 @@ from nsbox.bench.throughput import rate
 BASELINE = "posix_spawn"
 FULL_S = 30.0  #: how long to wait at most until a pool is full
 SIZE = 8
+PLAIN = nsbox.Spec()
+FILTERED = nsbox.Spec(net="filtered", allow=("example.org",))
 
 # A loop of fork and wait in an interpreter that does nothing else; prints how many a second.
 FORKS = """
@@ -47,9 +49,8 @@ def _full(pool: Any) -> Callable[[], None]:
 def latency(pools: dict[str, tuple[Any, Any]], runs: int) -> dict[str, Samples]:
     """Microseconds from lease to result of pools that are full and idle, in turns with posix_spawn; the refill that a
     lease causes is over before the next turn."""
-    spec = nsbox.Spec()
 
-    def cold() -> None:
+    def cold(spec: nsbox.Spec) -> None:
         if not nsbox.run([TRUE], spec).ok:
             raise RuntimeError(f"{TRUE} in a sandbox")
 
@@ -57,7 +58,11 @@ def latency(pools: dict[str, tuple[Any, Any]], runs: int) -> dict[str, Samples]:
         for pool, _ in pools.values():
             _full(pool)()
 
-    subjects: dict[str, Callable[[], object]] = {BASELINE: lambda: spawn([TRUE]), "nsbox.run, cold": cold}
+    subjects: dict[str, Callable[[], object]] = {
+        BASELINE: lambda: spawn([TRUE]),
+        "nsbox.run, cold": lambda: cold(PLAIN),
+        "nsbox.run, cold, filtered egress": lambda: cold(FILTERED),
+    }
     subjects |= {name: _call(pool, request) for name, (pool, request) in pools.items()}
     return measure(subjects, runs, 3, before=settle)
 
@@ -104,10 +109,13 @@ def sustained(
 
 
 def run(settings: dict[str, Any]) -> Found:
-    made: list[Any] = [nsbox.Pool(size=SIZE)]
-    pools: dict[str, tuple[Any, Any]] = {f"Pool: {TRUE}": (made[0], [TRUE])}
+    made: list[Any] = []
+    pools: dict[str, tuple[Any, Any]] = {}
     skipped: dict[str, str] = {}
     try:
+        for name, spec in (("Pool", PLAIN), ("Pool, filtered egress", FILTERED)):
+            made.append(nsbox.Pool(spec, size=SIZE))
+            pools[f"{name}: {TRUE}"] = (made[-1], [TRUE])
         for name, preload, code in (("pass", [], "pass"), ("numpy", ["numpy"], "import numpy\nnumpy.arange(10).sum()")):
             label = f"PythonPool: {name}"
             try:
