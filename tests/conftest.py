@@ -168,6 +168,16 @@ def helper_process() -> None:
     start_helper()
 
 
+@pytest.fixture(scope="session")
+def gateway_thread(helper_process: None) -> None:
+    """The gateway's thread, which the library keeps once it was needed, is there before a test is looked at."""
+    import nsbox
+    from nsbox import janitor
+
+    nsbox.run(["true"], net="filtered", allow=["example.org"])
+    janitor.flush()
+
+
 @pytest.fixture(autouse=True)
 def host_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a launching test that leaves the host other than it found it."""

@@ -101,6 +101,7 @@ def test_no_such_benchmark() -> None:
     assert [benchmark.name for benchmark in cli_bench.chosen([])] == ["layers", "start", "runtime"]
 
 
+@pytest.mark.usefixtures("gateway_thread")
 def test_pools_are_measured_full_and_without_a_pause() -> None:
     facts, _ = pools.run({"runs": 2, "workers": 2, "seconds": 0.1, "rounds": 1})
     assert facts["results"]["Pool: /bin/true"]["p50_us"] > 0

@@ -15,17 +15,13 @@ from typing import Any
 import pytest
 
 import nsbox
-from nsbox import errors, janitor
+from nsbox import errors
 from nsbox.crossing import Crossing
 
 PATIENCE_S = 30.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gateway_thread(helper_process: None) -> None:
-    """The gateway's thread, which the library keeps once it was needed, is there before a test is looked at."""
-    nsbox.run(["true"], net="filtered", allow=["example.org"])
-    janitor.flush()
+pytestmark = pytest.mark.usefixtures("gateway_thread")
 
 
 def eventually(what: Callable[[], bool]) -> bool:
