@@ -83,8 +83,10 @@ def _spec(spec: Spec | None, options: Mapping[str, Any], environment: python_env
     ]
     if spec.workspace and spec.apply:
         writable.append(("workspace", spec.workspace.source, None))
+    # What the template loads is asked of a fresh interpreter: this one's sys.path has what its program has added.
+    fresh = python_env.of(environment.executable) if writable else environment
     for option, source, target in writable:
-        found = python_env.in_reach(environment, source, target, mounts)
+        found = python_env.in_reach(fresh, source, target, mounts)
         if found is not None:
             raise SpecError(
                 f"{option}: what runs inside could change {found!r} in {source!r}, which the template interpreter loads"

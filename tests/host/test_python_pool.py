@@ -475,6 +475,20 @@ def test_a_changed_folder_of_packages_makes_another_template(tmp_path: Path) -> 
         assert p.run("import added_later\nadded_later.here").value is True
 
 
+def test_a_folder_that_this_process_alone_imports_from_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    out = tmp_path / "out"
+    out.mkdir(mode=0o777)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend("/nonexistent")  # not the first, which is the script's
+    with pool(rw=[str(out)]) as p:
+        assert p.run(f"open('{out}/file', 'w').write('text')").value == 4
+    assert (out / "file").read_text() == "text"
+
+
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
