@@ -376,19 +376,17 @@ def test_a_stopped_watcher_costs_the_command_only() -> None:
         assert box.run(["true"]).ok
 
 
-def let_go(boxes: list[Sandbox], left: "weakref.ref[Sandbox]") -> None:
-    """Forget the boxes; a thread that is looking at one has it for a moment yet."""
+def let_go(boxes: list[Sandbox]) -> None:
+    left, deadline = weakref.ref(boxes[0]), time.monotonic() + 20
     boxes.clear()
-    deadline = time.monotonic() + 20
-    while left() is not None and time.monotonic() < deadline:
+    while left() is not None and time.monotonic() < deadline:  # a thread that is looking at it has it yet
         time.sleep(0.01)
 
 
 def test_nobody_closed_it() -> None:
     boxes = [Sandbox()]
-    left = weakref.ref(boxes[0])
     with pytest.warns(ResourceWarning, match="never closed"):
-        let_go(boxes, left)
+        let_go(boxes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         closed = Sandbox()

@@ -193,7 +193,7 @@ def test_what_fish_offers(script: Callable[[str], Path], tmp_path: Path) -> None
         ("nsbox run --net ", ["filtered", "host", "none"]),
         ("nsbox run --net=fil", ["--net=filtered"]),
         ("nsbox run --ro dat", ["data.csv"]),
-        ("nsbox run --net none --hostn", ["--hostname"]),
+        ("nsbox run --net none --hostna", ["--hostname"]),
         ("nsbox run -- mkfif", ["mkfifo"]),
         ("nsbox run -q mkfif", ["mkfifo"]),
         ("nsbox run cat dat", ["data.csv"]),
