@@ -167,7 +167,7 @@ class BoxCrossing(Crossing):
                 paths=paths,
                 force=force,
                 allow_trusted=allow_trusted,
-                since_ns=int(self.began * 1e9),
+                since_ns=self.since_ns(handle),
             )
             self._remember(workspace, done.applied)
             held = {"held_back": done.held_back, "conflict": done.conflicts, "skipped": done.skipped}

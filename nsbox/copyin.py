@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 
 from nsbox import watch
 from nsbox._native import lib
@@ -59,7 +60,7 @@ def copy(handle: Handle, first: int) -> Prepared:
         if source < 0:
             raise OSError(-source, os.strerror(-source))
         _check(prepared, path, source)
-        handle.copy = scratch.Scratch(place, plan.staging, None)
+        handle.copy, handle.copied_at = scratch.Scratch(place, plan.staging, None), time.time()
         _fill(source, handle.copy.fd, first, plan.uid)
     except HostError:
         raise

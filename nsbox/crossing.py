@@ -141,7 +141,7 @@ class Crossing:
                 exported = transfer.export(found, upper, spec.export, allow_trusted=spec.allow_trusted)
                 verdicts.update(_verdicts("exported", exported))
             if wanted:
-                since, allowed = int(self.began * 1e9), spec.allow_trusted
+                since, allowed = self.since_ns(handle), spec.allow_trusted
                 applied = transfer.apply(found, upper, workspace_of(handle), allow_trusted=allowed, since_ns=since)
                 verdicts.update(_verdicts("applied", applied))
         finally:
@@ -158,6 +158,11 @@ class Crossing:
         result = Result(watch, watch.handle.id, self.argv)
         self.finish(watch.handle, result)
         return result
+
+    def since_ns(self, handle: Handle) -> int:
+        """From when on a change that the host makes in the workspace is one that the sandbox does not know. A copy may
+        be older than the run: in a pool it is made with the sandbox."""
+        return int(min(self.began, handle.copied_at or self.began) * 1e9)
 
     def finish(self, handle: Handle, result: Result) -> None:
         """The run is over: limits, outputs, the end. Raises SpecError for an incomplete set to apply, LogError, which

@@ -74,6 +74,7 @@ class Handle:
         self.on_network: Callable[[str, dict[str, Any]], None] | None = None
         self.scratch: scratch.Scratch | None = None
         self.copy: scratch.Scratch | None = None  #: of the workspace, see nsbox.copyin
+        self.copied_at: float | None = None  #: time.time() when that was begun
         self.settled = False  #: it was said from inside that nothing is left
         self._range: int | None = None
         self._ranges: IdRanges | None = None

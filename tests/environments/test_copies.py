@@ -98,6 +98,23 @@ def test_changes_go_back_to_the_directory_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_what_the_host_changed_after_the_copy_is_a_conflict(tmp_path: Path) -> None:
+    code = """
+    with nsbox.Pool(workspace=WORK, apply=True, size=1) as pool, nsbox.Pool(workspace=WORK, size=1) as boxes:
+        assert pool.wait_full(60) and boxes.wait_full(60)
+        (WORK / "file").write_text("the host's\\n")
+        time.sleep(0.1)
+        result = pool.run(["sh", "-c", "echo more >>file"])
+        print([(change["path"], change["action"]) for change in result.boundary["outputs"]])
+        with nsbox.Sandbox.from_pool(boxes) as box:
+            box.run(["sh", "-c", "echo more >>file"]).check()
+            print([held.path for held in box.apply().conflicts])
+    print((WORK / "file").read_text().split())
+    """
+    assert in_a_container(code, tmp_path).splitlines() == ["[('file', 'conflict')]", "['file']", "['the', \"host's\"]"]
+
+
+@pytest.mark.root
 def test_it_is_held_to_the_disk_limit(tmp_path: Path) -> None:
     code = """
     (WORK / "large").write_bytes(os.urandom(3 << 20))
