@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from nsbox._native import lib
 from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.prepared import Prepared
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 HASH_MOST = 16 << 20  #: bytes of a file that is hashed; more would be felt at the start
+_AT_FDCWD, _RESOLVE_NO_SYMLINKS = -100, 0x04  # openat2(2); sources are canonical
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MODES = {"rw": "rw", "workspace": "cow"}
 
 
@@ -39,12 +42,14 @@ def with_hashes(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _hash(path: str) -> str:
-    """Others may write to what is mounted read-write: a fifo in its place does not hold us, nor does a file that
-    grows."""
+    """Others may write to what is mounted read-write: a link or a fifo in its place does not lead or hold us, nor does
+    a file that grows."""
     import hashlib
 
     digest, left = hashlib.sha256(), HASH_MOST
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = lib.nsb_open_in(_AT_FDCWD, os.fsencode(path), _FLAGS, 0, _RESOLVE_NO_SYMLINKS)
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd))
     try:
         while left > 0 and (piece := os.read(fd, min(left, 1 << 20))):
             digest.update(piece)

@@ -66,6 +66,8 @@ else:
                 raise ValueError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
             return type(self)(**{**self._asdict(), **changes})
 
+        __replace__ = _replace  # copy.replace() of Python 3.13
+
         def __getnewargs__(self):
             return tuple(self)
 

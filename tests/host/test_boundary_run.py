@@ -858,3 +858,13 @@ def test_what_goes_in_is_told_with_size_and_hash(tmp_path: Path) -> None:
     assert told == {str(file): (8, digest), str(folder): (None, None), str(big): (inputs.HASH_MOST + 1, None)}
     plain = nsbox.run(["cat", "/in.csv"], ro=[f"{file}:/in.csv"])
     assert plain.boundary["inputs"] == [{"path": str(file), "kind": "ro", "mode": "ro", "bytes": 8}]
+
+
+def test_no_hash_is_told_of_what_a_link_leads_to(tmp_path: Path) -> None:
+    """A folder above a source that was swapped for a link since it was looked at."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("another")
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    paths = [str(tmp_path / "other/file"), str(tmp_path / "link/file")]
+    found = inputs.with_hashes([{"path": path, "bytes": 7} for path in paths])
+    assert ["sha256" in entry for entry in found] == [True, False]

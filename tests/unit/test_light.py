@@ -78,6 +78,8 @@ def test_named_tuples_are_copied_and_pickled_whole() -> None:
     for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert type(other) is Mine
         assert other == made
+    replaced: typing.Any = made
+    assert replaced.__replace__(first=7) == made._replace(first=7)
 
 
 class Loud(Exception):
