@@ -357,12 +357,14 @@ class AsyncSandbox:
 
     async def snapshot(self) -> Snapshot:
         """The files as they are now, as ``Sandbox.snapshot`` gives them. Raises HostError, OSError."""
-        return await asyncio.to_thread(self.box.snapshot)
+        return await whole(self.box.snapshot)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Go back to ``snapshot``: what runs inside ends. Raises what ``Sandbox`` raises."""
+        """Go back to ``snapshot``: what runs inside ends. Raises what ``Sandbox`` raises.
+
+        Cancelled, it waits until the files are as they were, and raises then."""
         self._end_processes()
-        await asyncio.to_thread(self.box.restore, snapshot)
+        await whole(partial(self.box.restore, snapshot))
 
     def _end_processes(self) -> None:
         for process in list(self._processes):

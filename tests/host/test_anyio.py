@@ -1,5 +1,6 @@
 """Under anyio on asyncio everything of ``nsbox.aio`` works; under trio the blocking calls do, each in a thread."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -101,6 +102,30 @@ def test_a_launch_that_is_cancelled_leaves_nothing() -> None:
         assert [item.is_running for item in made] == [False]
 
     play(story)
+
+
+def test_a_restore_that_is_cancelled_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, kept = nsbox.Sandbox._start, list[nsbox.Sandbox]()
+
+    def slow(self: nsbox.Sandbox, *args: Any) -> None:
+        time.sleep(0.3 if args else 0)
+        start(self, *args)
+
+    monkeypatch.setattr(nsbox.Sandbox, "_start", slow)
+
+    async def story() -> None:
+        with anyio.move_on_after(30) as scope:
+            async with nsbox.AsyncSandbox() as box:
+                kept.append(box.box)
+                snapshot = await box.snapshot()
+                scope.deadline = anyio.current_time() + 0.05
+                await box.restore(snapshot)
+        assert scope.cancelled_caught
+
+    play(story)
+    time.sleep(0.5)  # what was begun would be there by now
+    assert not kept.pop().is_running
+    gc.collect()  # the snapshot is in a traceback of what was cancelled
 
 
 def test_a_pool() -> None:
