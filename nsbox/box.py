@@ -17,7 +17,7 @@ from nsbox.boxwatch import BoxWatch
 from nsbox.change import ChangeSet
 from nsbox.commands import Commands
 from nsbox.crossing import target_of
-from nsbox.errors import SpecError
+from nsbox.errors import SandboxUnavailable, SpecError
 from nsbox.files import Files
 from nsbox.groups import Groups
 from nsbox.handle import Handle
@@ -55,6 +55,7 @@ class Sandbox(Commands):
         self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
         self.id = ahead.handle.id if ahead else os.urandom(8).hex()
         self._forwards: list[Forward] = []
+        self._closed = False
         self._layers = snapshot.layers if snapshot else ()
         self.started_at = time.time()
         self._crossing = BoxCrossing(self.spec, self.id, target_of(self.spec, log))
@@ -147,6 +148,9 @@ class Sandbox(Commands):
             self._crossing.fail(error)
             self._crossing.close()
             raise
+        if self._closed:  # by another thread meanwhile, which found nothing to end
+            self.close()
+            raise SandboxUnavailable("the sandbox was closed while it was restored", remedy="make another")
 
     @classmethod
     def from_snapshot(cls, snapshot: "Snapshot", **options: Any) -> Self:
@@ -234,6 +238,7 @@ class Sandbox(Commands):
         """End every process inside and throw the box away. Waiting for a command then raises SandboxUnavailable."""
         with self._lock:
             handle, self._handle = self._handle, None
+            self._closed = True
         if handle is None:
             return None
         if os.getpid() != handle.owner:

@@ -1,11 +1,13 @@
 """A sandbox that one thread closes while another uses it: no descriptor is used whose number is another's by then."""
 
 import contextlib
+import gc
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -55,6 +57,29 @@ def box() -> Iterator[Sandbox]:
     with Sandbox(timeout=20) as made:
         made.run(["true"])
         yield made
+
+
+def test_a_box_that_is_closed_while_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Sandbox()
+    snapshot = box.snapshot()
+    start, starting, closed = Sandbox._start, threading.Event(), threading.Event()
+
+    def held(self: Sandbox, *args: Any) -> None:
+        starting.set()
+        assert closed.wait(60)
+        start(self, *args)
+
+    monkeypatch.setattr(Sandbox, "_start", held)
+    with ThreadPoolExecutor(1) as pool:
+        restored = pool.submit(box.restore, snapshot)
+        assert starting.wait(60)
+        box.close()
+        closed.set()
+        with pytest.raises(SandboxUnavailable, match="closed while"):
+            restored.result()
+    assert not box.is_running
+    del snapshot, restored  # the latter has it in a traceback
+    gc.collect()
 
 
 def test_a_message_to_init(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
