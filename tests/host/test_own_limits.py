@@ -65,7 +65,7 @@ def test_memory_of_one_command(box: Sandbox) -> None:
 
 
 def test_memory_of_a_child_of_a_command_that_goes_on(box: Sandbox) -> None:
-    result = box.run("python3 -c 'x = bytearray(100 << 20)'; sleep 71", memory="40M")
+    result = box.run("python3 -c 'import time; x = bytearray(100 << 20); time.sleep(9)'; sleep 71", memory="40M")
     assert result.reason == "memory"
 
 
