@@ -87,7 +87,8 @@ def test_I33_no_controller_is_never_a_quiet_success(reason: str, monkeypatch: py
     prepared._prepare.cache_clear()
     monkeypatch.setattr(cgroup.Hierarchy, "strength", lambda *_: (False, f"/sys/fs/cgroup/x: {reason}", "mend it"))
     try:
-        result = nsbox.run(["python3", "-c", "x = bytearray(300 << 20); print('all')"], memory="64M", timeout=60)
+        hog = "import time; x = bytearray(300 << 20); time.sleep(20); print('all')"
+        result = nsbox.run(["python3", "-c", hog], memory="64M", timeout=60)
         assert result.enforced["memory"]["strength"] == "watched"
         assert result.reason == "memory"
         assert result.stdout == b""
