@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # that of typing costs half as much as an interpreter's s
 if TYPE_CHECKING:
     from typing import Any
 
+    from nsbox import coverage as coverage
     from nsbox import errors as errors
     from nsbox.aio import AsyncSandbox as AsyncSandbox
     from nsbox.aio import arun as arun
@@ -59,14 +60,15 @@ __all__ = [
     "Spec",
     "Tmpfs",
     "arun",
+    "coverage",
     "errors",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return __import__("nsbox.errors", fromlist=(name,))
+    if name in ("coverage", "errors"):
+        return __import__(f"nsbox.{name}", fromlist=(name,))
     if name not in _HOME:
         raise AttributeError(f"module 'nsbox' has no attribute {name!r}")
     value = getattr(__import__(f"nsbox.{_HOME[name]}", fromlist=(name,)), name)

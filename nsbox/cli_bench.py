@@ -25,20 +25,25 @@ def chosen(words: Sequence[str]) -> "list[Benchmark]":
 
 def show(values: Mapping[str, Any], words: Sequence[str], write: Any) -> int:
     """Measure and tell, one benchmark after the other; ``write`` prints text. The exit status."""
-    from nsbox.bench import frame
+    from nsbox.bench import frame, outline, svg
 
     reports: list[dict[str, Any]] = []
     drawn: list[str] = []
+    plots: list[str] = []
     try:
         for benchmark in chosen(words):
             report = frame.perform(benchmark, frame.values(benchmark, bool(values.get("quick"))))
             head = "" if reports else frame.machine(report) + "\n"
             write(f"{head}\n{benchmark.name}: {benchmark.summary}\n{frame.words(benchmark, report, head=False)}")
             reports.append(report)
+            plots += benchmark.plots(report).values() if "plot" in values else ()
             if "svg" in values:
                 drawn += frame.write_plots(benchmark, report, values["svg"])
         if "json" in values:
-            frame.write(values["json"], frame.as_json({"benchmarks": reports}))
+            frame.write(values["json"], frame.as_json({**outline.outline(reports), "benchmarks": reports}))
+        if "plot" in values:
+            frame.write(values["plot"], svg.stack(plots))
+            drawn.append(values["plot"])
     except RuntimeError as error:
         raise BenchError(f"bench: {error}") from None
     except OSError as error:

@@ -179,7 +179,8 @@ BENCH = (
         "--quick", "quick", ON, "", "a few seconds in place of minutes: a look, no figures to keep", "Options", True
     ),
     Option("--json", "json", TEXT, "FILE", "write all figures there", "Options", True),
-    Option("--svg", "svg", TEXT, "DIR", "draw the plots there, as NAME.svg", "Options", True),
+    Option("--plot", "plot", TEXT, "FILE", "draw the plots there, as one SVG file", "Options", True),
+    Option("--svg", "svg", TEXT, "DIR", "draw the plots there, each as NAME.svg", "Options", True),
     *HELP,
 )
 SELFTEST = (

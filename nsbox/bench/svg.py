@@ -1,5 +1,6 @@
 """Two kinds of plots, drawn by hand: a plotting library costs seconds of import. Widths of labels are estimated."""
 
+import re
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
@@ -118,3 +119,15 @@ def waterfall(title: str, unit: str, rows: Sequence[tuple[str, float]]) -> str:
         body.append(_text(end + 6, y + 12, _number(value), size=11))
         at += value
     return _frame(title, unit, left, len(rows) + 1, most, body)
+
+
+def stack(plots: Sequence[str]) -> str:
+    """Several plots below each other, as one."""
+    width, height, body = 0.0, 0.0, []
+    for plot in plots:
+        size = re.search(r' width="(\d+)" height="(\d+)"', plot)
+        assert size is not None, "a plot of ours says how large it is"
+        body.append(plot.replace("<svg ", f'<svg y="{height:g}" ', 1).rstrip())
+        width, height = max(width, float(size[1])), height + float(size[2])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}">'
+    return "\n".join([head, *body, "</svg>", ""])

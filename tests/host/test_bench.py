@@ -23,10 +23,15 @@ def test_the_command_measures_layers(
     )
     monkeypatch.setattr(layers, "BENCHMARK", few)
     words = ["bench", "layers", "--quick", "--json", str(tmp_path / "all.json"), "--svg", str(tmp_path / "plots")]
+    words += ["--plot", str(tmp_path / "all.svg")]
     assert cli.call(words) == 0
     shown = capfd.readouterr().out
     assert "+ net namespace" in shown
-    (report,) = json.loads((tmp_path / "all.json").read_text())["benchmarks"]
+    told = json.loads((tmp_path / "all.json").read_text())
+    (report,) = told["benchmarks"]
+    assert [row["name"] for row in told["layers"]] == list(report["rows"])
+    assert told["peers"] == []
+    assert (tmp_path / "all.svg").read_text().count("<svg ") == 2
     assert {"posix_spawn", "clone, exec", "+ landlock", "+ seccomp filter"} <= set(report["rows"])
     assert all(row["p50_us"] > 0 for row in report["rows"].values())
     assert report["rows"]["+ /proc"]["before"] == "+ init, id maps, overlay root, /dev"

@@ -11,7 +11,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nsbox.bench import NAMES, frame, host, layers, memory, peers, pools, program, runtime, start, svg, throughput
+from nsbox.bench import (
+    NAMES,
+    frame,
+    host,
+    layers,
+    memory,
+    outline,
+    peers,
+    pools,
+    program,
+    runtime,
+    start,
+    svg,
+    throughput,
+)
 from nsbox.bench.measure import (
     difference_interval,
     measure,
@@ -279,6 +293,45 @@ def boxes(text: str) -> list[tuple[float, float, float, float]]:
 
 
 NS = "{http://www.w3.org/2000/svg}"
+
+
+def kept(name: str) -> dict[str, Any]:
+    """A report that is kept."""
+    path = next(iter(sorted((BENCHMARKS / "results").glob(f"{name}-[0-9]*-root.json"))))
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def test_the_outline_is_the_reports_in_short() -> None:
+    layered, started = kept("layers"), kept("start")
+    short = outline.outline([layered, started])
+    assert [*short] == ["host", "baseline", "layers", "peers"]
+    assert short["host"] == layered["host"]
+    assert short["baseline"]["p50_us"] == started["results"]["posix_spawn"]["p50_us"]
+    assert [row["name"] for row in short["layers"]] == list(layered["rows"])
+    second = list(layered["rows"].values())[1]
+    assert short["layers"][1]["delta_us"] == second["added_us"]
+    peers = {row["name"]: row for row in short["peers"]}
+    assert {"bwrap", "unshare"} <= peers.keys()
+    assert not {"posix_spawn", "nsbox"} & peers.keys()
+    assert peers["bwrap"]["ratio"] == started["results"]["bwrap"]["ratio"]
+    assert started["lacks"]["bwrap"] in peers["bwrap"]["notes"]
+    assert outline.outline([])["baseline"] is None
+
+
+def test_versions() -> None:
+    assert outline.version("no-such-program") == ""
+    assert "env" in outline.version("env")
+
+
+def test_plots_below_each_other() -> None:
+    one = svg.bars("One", "a unit", [("a", 1.0, 2.0)])
+    two = svg.waterfall("Two", "a unit", [("a", 1.0), ("b", 2.0)])
+    root = ElementTree.fromstring(svg.stack([one, two]))
+    inside = root.findall(f"{NS}svg")
+    heights = [float(plot.get("height", 0)) for plot in inside]
+    assert [float(plot.get("y", -1)) for plot in inside] == [0, heights[0]]
+    assert float(root.get("height", 0)) == sum(heights)
 
 
 def test_bars_are_proportional_and_do_not_touch() -> None:

@@ -177,3 +177,8 @@ def test_threads() -> None:
     assert found["bare"] == 20
     (origin,) = found["origins"]
     assert origin["count"] == 20
+
+
+def test_it_is_there_with_the_package() -> None:
+    words = [sys.executable, "-c", "import nsbox; nsbox.coverage.install(); print(nsbox.coverage.installed())"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "True\n"
