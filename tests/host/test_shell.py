@@ -152,13 +152,14 @@ def test_shells_side_by_side(box: Sandbox) -> None:
 
 
 def await_text(process: Process, wanted: str, *, seen: list[bytes]) -> str:
+    """What came, up to and with ``wanted``; the rest stays in ``seen``."""
     deadline = time.monotonic() + PATIENCE_S
-    seen.clear()
     while time.monotonic() < deadline:
         process.poll()
         text = b"".join(seen).decode(errors="replace")
-        if re.search(wanted, text):
-            return text
+        if found := re.search(wanted, text):
+            seen[:] = [text[found.end() :].encode()]
+            return text[: found.end()]
         process.advance(time.monotonic() + 0.1)
     raise AssertionError(f"{wanted!r} did not come: {b''.join(seen)!r}")
 
@@ -194,6 +195,7 @@ def test_a_python_prompt_on_a_terminal(box: Sandbox) -> None:
     await_text(process, ">>> ", seen=seen)
     process.write("6 * 7\n")
     await_text(process, "42\r\n", seen=seen)
+    await_text(process, ">>> ", seen=seen)  # until then the end of input is the line discipline's, and may get lost
     process.write(b"\x04")
     assert process.wait(PATIENCE_S).exit_code == 0
 
