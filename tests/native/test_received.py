@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import nsbox
-from nsbox import ports, received
+from nsbox import janitor, ports, received
 from nsbox._native import ffi, lib
 from nsbox.box import Sandbox
 from nsbox.errors import NsboxError, SandboxUnavailable
@@ -108,6 +108,7 @@ def played(box: Sandbox, *, tty: bool) -> tuple[Process, socket.socket]:
 def count(pick: Callable[[list[int]], int] = min) -> int:
     """How many are open while the library makes ready what the next launch needs, and puts away what was of the last:
     at most (``max``) before something that must not leak, at least (``min``) after it."""
+    janitor.flush()
     counts = []
     for _ in range(10):
         counts.append(len(os.listdir("/proc/self/fd")))

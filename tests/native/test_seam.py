@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import nsbox
-from nsbox import _native, errors, launch
+from nsbox import _native, errors, janitor, launch
 from nsbox._native import STAGES, ffi, lib
 from nsbox.plan import ops
 
@@ -304,6 +304,7 @@ def test_descriptors_of_the_wrong_kind(good: Sent, tmp_path: Path) -> None:
 def descriptors(pick: Callable[[list[int]], int] = min) -> int:
     """How many are open, while the library puts away what it does behind a run and makes ready what the next one needs:
     at most (``max``) before something that must not leak, at least (``min``) after it."""
+    janitor.flush()
     counts = []
     for _ in range(20):
         counts.append(len(os.listdir("/proc/self/fd")))
