@@ -279,10 +279,13 @@ int nsb_ask(int zygote, uint32_t kind, const void *blob, size_t size, const int 
     return ret == -EPIPE ? -ENODATA : ret; /* it was asked, and said nothing: dropped, or it died just now */
 }
 
-/* An init that was taken over may never read: nobody waits for it longer than an honest one could take. */
+/* An init that was taken over may never read: nobody waits for it longer than an honest one could take. That of a sandbox
+ * which another thread has closed by now is -1, which poll(2) would pass over. */
 static int has_room(int control)
 {
     struct pollfd room = {control, POLLOUT, 0};
+    if (control < 0)
+        return -EBADF;
     return poll(&room, 1, 5000) == 1 ? 0 : -EAGAIN;
 }
 

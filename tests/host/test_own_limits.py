@@ -118,7 +118,7 @@ def test_never_more_than_the_box(box: Sandbox, option: str, value: Any) -> None:
 
 
 def test_all_commands_together_keep_within_the_box() -> None:
-    with Sandbox(memory="150M", timeout=30) as box:
+    with Sandbox(memory="150M", timeout=8) as box:
         hogs = [box.popen(HOG, memory="140M") for _ in range(2)]
         assert "memory" in [process.wait().reason for process in hogs]
         assert box.is_running

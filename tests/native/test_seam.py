@@ -388,3 +388,9 @@ def test_a_host_without_the_helper_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr(_native, "lib", Broken())
         with pytest.raises(errors.SandboxUnavailable, match="helper"):
             _native.Zygote()
+
+
+def test_a_sandbox_that_was_closed_meanwhile_is_not_waited_for() -> None:
+    began = time.monotonic()
+    assert lib.nsb_run(-1, b"x", 1, [], 0) == lib.nsb_start(-1, b"x", 1, [], 0) == -errno.EBADF
+    assert time.monotonic() - began < 4, "the time that an init has to take a message is 5 s"
