@@ -155,6 +155,11 @@ def start_helper() -> None:
     import nsbox
 
     nsbox.run(["true"])
+    wait_for_rest()
+
+
+def wait_for_rest() -> None:
+    """Until nothing changes any more: what a run leaves is given back behind it."""
     last: Snapshot = {}
     now = snapshot()
     while last != now:
@@ -172,10 +177,9 @@ def helper_process() -> None:
 def gateway_thread(helper_process: None) -> None:
     """The gateway's thread, which the library keeps once it was needed, is there before a test is looked at."""
     import nsbox
-    from nsbox import janitor
 
     nsbox.run(["true"], net="filtered", allow=["example.org"])
-    janitor.flush()
+    wait_for_rest()
 
 
 @pytest.fixture(autouse=True)
