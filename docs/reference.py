@@ -35,10 +35,8 @@ ALSO = (
     "nsbox.python_pool.PythonSession",
     "nsbox.spec.Limits",
     "nsbox.stock.Counts",
-    "nsbox.python_pool.PythonSession",
     "nsbox.python_pool.Raised",
     "nsbox.executor.TaskFailed",
-    "nsbox.coverage",
     "nsbox.python_env.of",
     "nsbox.python_env.PythonEnvironment",
 )

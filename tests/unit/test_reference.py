@@ -97,3 +97,8 @@ def raised(function: Any) -> set[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     found = {node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc is not None}
     return {node.func.id for node in found if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+
+
+def test_every_name_is_in_it_once() -> None:
+    names = reference.names()
+    assert sorted(names) == sorted(set(names))
