@@ -91,7 +91,7 @@ def test_no_other_process_has_them() -> None:
             assert pipe not in _links(pid)
         process.kill()
         process.wait(20)
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def _links(pid: int) -> list[str]:
@@ -243,7 +243,11 @@ def test_S06_no_memory_of_the_helpers_holds_a_value() -> None:
 
 
 def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """0 for a process that has ended meanwhile."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def test_S01_environ_of_pid_1_is_empty() -> None:
