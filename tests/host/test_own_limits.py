@@ -216,6 +216,7 @@ def test_a_time_limit_holds_while_nobody_waits(box: Sandbox) -> None:
 
 def test_processor_time_holds_while_nobody_waits(box: Sandbox) -> None:
     process = box.popen(SPIN, cpu_time=0.3)
+    assert eventually(lambda: b"while" in b"".join(map(command_line, box.processes()))), "the control: it runs"
     assert eventually(lambda: b"while" not in b"".join(map(command_line, box.processes())))
     assert process.wait().reason == "cpu_time"
 
