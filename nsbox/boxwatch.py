@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nsbox.handle import Handle
 
 LAYERS = frozenset(("memory", "pids", "cpus", "disk"))
+_AGAIN_S = 0.05
 _SLACK_S = 0.005  #: an alarm that is so much too late is not worth another
 
 
@@ -75,10 +76,15 @@ class BoxWatch:
             if self._ended or box is None:
                 return
             now = time.monotonic()
-            self.look(now)
-            if self._handle.groups is not None:
-                self._handle.groups.make_ahead(now)
-            times = [process.tick(now) for process in box.running()]
+            try:
+                self.look(now)
+                if self._handle.groups is not None:
+                    self._handle.groups.make_ahead(now)
+                times = [process.tick(now) for process in box.running()]
+            except Exception:
+                # Of one that ended while it was looked at, say: an alarm drops what is raised, and nobody would look
+                # again.
+                times = [now + _AGAIN_S]
             at = min((when for when in (*times, self._ahead()) if when is not None), default=None)
             # Besides init there may be the watcher that waits for the next command.
             if at is not None or len(watch.processes(self._handle.pid)) > 1 + self._waiting():
