@@ -5,7 +5,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -165,6 +165,29 @@ def wait_for_rest() -> None:
     while last != now:
         time.sleep(0.1)
         last, now = now, snapshot()
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    """Whether ``condition`` came true within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def descriptor_count(pick: Callable[[list[int]], int] = min) -> int:
+    """How many are open, while the library puts away what it does behind a run and makes ready what the next one needs:
+    at most (``max``) before something that must not leak, at least (``min``) after it."""
+    from nsbox import janitor
+
+    janitor.flush()
+    counts = []
+    for _ in range(20):
+        counts.append(len(os.listdir("/proc/self/fd")))
+        time.sleep(0.01)
+    return pick(counts)
 
 
 @pytest.fixture(scope="session")

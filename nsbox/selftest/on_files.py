@@ -114,7 +114,7 @@ def paths_from_outside(stage: Stage) -> Iterator[Noted]:
     )
 
 
-def _beneath(top: str) -> dict[bytes, bytes]:
+def beneath(top: str | os.PathLike[str]) -> dict[bytes, bytes]:
     """Every file and link beneath a folder, with what it holds; links are followed by nobody."""
     found = {}
     for directory, names, files in os.walk(os.fsencode(top)):
@@ -144,8 +144,8 @@ def planted_links(stage: Stage) -> Iterator[Noted]:
     control = stage.place("control")
     stage.outside_bytes(f"plant_links:{target}", cwd=control)
     shutil.copytree(control, f"{control}-copy")
-    works = SECRET.encode() in _beneath(f"{control}-copy").values()
-    found = [_beneath(top) for top in _workspace(stage, f"plant_links:{target}")]
+    works = SECRET.encode() in beneath(f"{control}-copy").values()
+    found = [beneath(top) for top in _workspace(stage, f"plant_links:{target}")]
     leaked = any(SECRET.encode() in tree.values() for tree in found)
     links = any(held.startswith(b"-> /") for tree in found for held in tree.values())
     yield noted(
@@ -165,8 +165,8 @@ def trusted_files(stage: Stage) -> Iterator[Noted]:
 
     word = "plant_hooks:true"
     through = _workspace(stage, word, allow_trusted=list(HOOKS))
-    works = all(set(map(os.fsencode, HOOKS)) <= _beneath(top).keys() for top in through)
-    arrived = {name for top in _workspace(stage, word) for name in _beneath(top)}
+    works = all(set(map(os.fsencode, HOOKS)) <= beneath(top).keys() for top in through)
+    arrived = {name for top in _workspace(stage, word) for name in beneath(top)}
     yield noted(
         "F12",
         f"{len(HOOKS)} files that tools act upon by themselves",
@@ -217,11 +217,11 @@ def hostile_names(stage: Stage) -> Iterator[Noted]:
     control = stage.place("names")
     stage.outside_bytes("plant_names:all", cwd=control)
     wanted = {name: name for name in NAMES}
-    found = [_beneath(top) for top in _workspace(stage, "plant_names:all")]
+    found = [beneath(top) for top in _workspace(stage, "plant_names:all")]
     yield noted(
         "F14",
         f"{len(NAMES)} names of any bytes",
-        works=_beneath(control) == wanted,
+        works=beneath(control) == wanted,
         stopped=all(tree == wanted for tree in found),
         control="they can be made outside",
         inside="all arrived as they are" if all(tree == wanted for tree in found) else "changed on the way",

@@ -10,11 +10,12 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import errors
@@ -37,15 +38,6 @@ def living(*words: str) -> list[int]:
                 if Path(f"/proc/{name}/cmdline").read_bytes().startswith(wanted):
                     found.append(int(name))
     return found
-
-
-def until(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 # A: exit status and signal fidelity

@@ -14,6 +14,7 @@ import pytest
 import nsbox
 from nsbox.boundary import LogError
 from nsbox.errors import SpecError
+from nsbox.selftest.on_files import beneath
 
 SECRET = "host secret, not for the sandbox"
 
@@ -29,20 +30,6 @@ def workspace(tmp_path: Path) -> Path:
 
 def outputs(result: nsbox.Result) -> dict[str, dict[str, Any]]:
     return {entry["path"]: entry for entry in result.boundary["outputs"]}
-
-
-def files(top: Path) -> dict[bytes, bytes]:
-    """Every file and link beneath a directory, with what it holds or where it leads."""
-    found = {}
-    for directory, names, others in os.walk(os.fsencode(top)):
-        for name in [*names, *others]:
-            path = os.path.join(directory, name)
-            if os.path.islink(path):
-                found[os.path.relpath(path, os.fsencode(top))] = b"-> " + os.readlink(path)
-            elif os.path.isfile(path):
-                with open(path, "rb") as file:
-                    found[os.path.relpath(path, os.fsencode(top))] = file.read()
-    return found
 
 
 # ---- what comes out --------------------------------------------------------------------------------------------------
@@ -61,7 +48,7 @@ def test_F06_a_planted_link_leads_the_host_nowhere(workspace: Path, tmp_path: Pa
     assert (tmp_path / "copy/file").read_text() == SECRET
     result = nsbox.run(["sh", "-c", plant], workspace=str(workspace), export=str(tmp_path / "out"), apply=True)
     assert result.ok
-    assert SECRET not in str(files(tmp_path / "out"))
+    assert SECRET not in str(beneath(tmp_path / "out"))
     for name in ("file", "dir", "up", "d/climb"):
         assert not os.path.lexists(tmp_path / "out" / name)
         assert not os.path.lexists(workspace / name)
@@ -128,7 +115,7 @@ def test_F14_names_of_any_bytes_come_out_intact(workspace: Path, tmp_path: Path)
     log = tmp_path / "log"
     result = nsbox.run(["python3", "-c", program], workspace=str(workspace), export=str(tmp_path / "out"), log=str(log))
     assert result.ok, result.stderr_text
-    assert files(tmp_path / "out") == {name: name for name in names}
+    assert beneath(tmp_path / "out") == {name: name for name in names}
     assert {os.fsencode(path) for path in outputs(result)} == set(names)
     raw = log.read_bytes()
     assert all(0x20 <= byte < 0x7F or byte == 0x0A for byte in raw)

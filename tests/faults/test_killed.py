@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import _native, errors, probe
@@ -48,15 +49,6 @@ def run(*argv, **options):
     return nsbox.run(argv or ["sleep", "391"], scratch=FOLDER, **options)
 
 """
-
-
-def until(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def stat_of(pid: int) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import _native, errors
@@ -27,16 +28,6 @@ from nsbox.supervise import Run, drive
 SOON_S = 20.0  #: what is looked for would stay for minutes
 # What the library keeps for the next launches: not a leak, but its number varies.
 MADE_AHEAD = re.compile(r"/nsbox/skeleton|/nsbox/[^/]+/\d+-ready")
-
-
-def until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
-    """Whether ``condition`` came true within ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def living(marker: str) -> list[int]:

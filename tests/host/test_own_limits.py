@@ -3,10 +3,11 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conftest import until
 
 from nsbox import watch
 from nsbox.box import Sandbox
@@ -18,6 +19,7 @@ HOG = [
     "import time\nx = bytearray(100 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(71)",
 ]
 FORKS = "i=0; while [ $i -lt 40 ]; do sleep 71 & i=$((i+1)); done; sleep 71"
+PATIENCE_S = 30
 SPIN = "while :; do :; done"
 
 
@@ -25,13 +27,6 @@ SPIN = "while :; do :; done"
 def box() -> Iterator[Sandbox]:
     with Sandbox(timeout=30) as made:
         yield made
-
-
-def eventually(what: Callable[[], Any], seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(what())
 
 
 def groups_of(box: Sandbox) -> bool:
@@ -87,7 +82,7 @@ def test_processor_time_of_one_command(box: Sandbox) -> None:
 def test_processor_time_is_not_charged_to_another_command(box: Sandbox) -> None:
     spinning, handle = box.popen(SPIN), box._handle
     assert handle is not None
-    assert eventually(
+    assert until(
         lambda: box.run(["sleep", "0.3"], cpu_time=0.5).ok and watch.sample(handle.pid).cpu_s > 0.6, seconds=20
     )
     spinning.kill()
@@ -136,7 +131,7 @@ def own_group(box: Sandbox) -> str:
 
 def test_each_command_has_its_own_group(grouped: Sandbox) -> None:
     first = grouped.popen("cat /proc/self/cgroup; sleep 71")
-    assert eventually(lambda: first.poll() or first.watched.stdout.total > 5)
+    assert until(lambda: first.poll() or first.watched.stdout.total > 5, PATIENCE_S)
     assert own_group(grouped) not in (
         "/",
         *(line.split(":", 2)[2] for line in first.watched.stdout.data.decode().split()),
@@ -172,7 +167,7 @@ def test_what_killed_or_stopped_the_watchers_costs_one_command(grouped: Sandbox)
 def test_a_fork_bomb_is_killed_and_the_box_lives(grouped: Sandbox) -> None:
     result = grouped.run(":(){ :|:& };: ; sleep 71", timeout=1)
     assert result.reason in ("timeout", "exited")
-    assert eventually(lambda: len(grouped.processes()) <= 2)
+    assert until(lambda: len(grouped.processes()) <= 2, PATIENCE_S)
     assert grouped.run(["true"]).ok
 
 
@@ -202,7 +197,7 @@ def test_nothing_is_left_of_the_groups(grouped: Sandbox) -> None:
     grouped.run("sleep 71 &", background=True)
     assert all(map(os.path.isdir, paths))
     grouped.close()
-    assert eventually(lambda: not any(map(os.path.isdir, paths)))
+    assert until(lambda: not any(map(os.path.isdir, paths)), PATIENCE_S)
 
 
 # ---- while nobody waits ------------------------------------------------------------------------------------------
@@ -210,22 +205,22 @@ def test_nothing_is_left_of_the_groups(grouped: Sandbox) -> None:
 
 def test_a_time_limit_holds_while_nobody_waits(box: Sandbox) -> None:
     process = box.popen("sleep 71 & sleep 71", timeout=0.3)
-    assert eventually(lambda: b"sleep" not in b"".join(map(command_line, box.processes())))
+    assert until(lambda: b"sleep" not in b"".join(map(command_line, box.processes())), PATIENCE_S)
     assert process.wait().reason == "timeout"
 
 
 def test_processor_time_holds_while_nobody_waits(box: Sandbox) -> None:
     process = box.popen(SPIN, cpu_time=0.3)
-    assert eventually(lambda: b"while" in b"".join(map(command_line, box.processes()))), "the control: it runs"
-    assert eventually(lambda: b"while" not in b"".join(map(command_line, box.processes())))
+    assert until(lambda: b"while" in b"".join(map(command_line, box.processes())), PATIENCE_S), "the control: it runs"
+    assert until(lambda: b"while" not in b"".join(map(command_line, box.processes())), PATIENCE_S)
     assert process.wait().reason == "cpu_time"
 
 
 def test_a_kill_is_seen_through_while_nobody_waits(box: Sandbox) -> None:
     process = box.popen("kill -STOP $PPID; sleep 71")
-    assert eventually(lambda: b"sleep\x0071" in b"".join(map(command_line, box.processes())))
+    assert until(lambda: b"sleep\x0071" in b"".join(map(command_line, box.processes())), PATIENCE_S)
     process.kill()
-    assert eventually(lambda: b"sleep\x0071" not in b"".join(map(command_line, box.processes())))
+    assert until(lambda: b"sleep\x0071" not in b"".join(map(command_line, box.processes())), PATIENCE_S)
 
 
 def command_line(pid: int) -> bytes:
@@ -250,7 +245,7 @@ def test_memory_of_the_background_ends_the_box(watched: tuple[Sandbox, list[dict
     box, events = watched
     hog = 'python3 -c "import time; time.sleep(0.5); x = bytearray(200 << 20); time.sleep(71)" >/dev/null 2>&1 &'
     assert box.run(hog, background=True).ok
-    assert eventually(lambda: not box.is_running)
+    assert until(lambda: not box.is_running, PATIENCE_S)
     with pytest.raises(SandboxUnavailable, match="memory limit"):
         box.run(["true"])
     box.close()
@@ -261,7 +256,7 @@ def test_memory_of_the_background_ends_the_box(watched: tuple[Sandbox, list[dict
 def test_memory_of_a_command_that_nobody_polls_ends_it(watched: tuple[Sandbox, list[dict[str, Any]]]) -> None:
     box, _ = watched
     process = box.popen(HOG)
-    assert eventually(lambda: len(watch.processes(box._handle.pid)) == 1 if box._handle else False)
+    assert until(lambda: len(watch.processes(box._handle.pid)) == 1 if box._handle else False, PATIENCE_S)
     assert process.wait().reason == "memory"
     assert box.run(["true"]).ok
 

@@ -8,11 +8,11 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import errors
@@ -22,13 +22,6 @@ PATIENCE_S = 30.0
 
 
 pytestmark = pytest.mark.usefixtures("gateway_thread")
-
-
-def eventually(what: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + PATIENCE_S
-    while not what() and time.monotonic() < limit:
-        time.sleep(0.01)
-    return what()
 
 
 def test_does_what_a_launch_does() -> None:
@@ -178,7 +171,7 @@ def test_closed_while_one_runs() -> None:
     pool, results = nsbox.Pool(size=2, timeout=20), list[Any]()
     thread = threading.Thread(target=lambda: results.append(pool.run(["sh", "-c", "sleep 0.5; echo done"])))
     thread.start()
-    assert eventually(lambda: pool.counts().taken == 1)
+    assert until(lambda: pool.counts().taken == 1, PATIENCE_S)
     pool.close()
     thread.join()
     assert results[0].stdout == b"done\n"

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import descriptor_count
 
 import nsbox
-from nsbox import janitor, ports, received
+from nsbox import ports, received
 from nsbox._native import ffi, lib
 from nsbox.box import Sandbox
 from nsbox.errors import NsboxError, SandboxUnavailable
@@ -105,17 +106,6 @@ def played(box: Sandbox, *, tty: bool) -> tuple[Process, socket.socket]:
     return Process(box, Run(handle, timeout=5, tty=tty), ["played"], "/", (-1, -1)), theirs
 
 
-def count(pick: Callable[[list[int]], int] = min) -> int:
-    """How many are open while the library makes ready what the next launch needs, and puts away what was of the last:
-    at most (``max``) before something that must not leak, at least (``min``) after it."""
-    janitor.flush()
-    counts = []
-    for _ in range(10):
-        counts.append(len(os.listdir("/proc/self/fd")))
-        time.sleep(0.01)
-    return pick(counts)
-
-
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_what_is_no_terminal_is_refused(box: Sandbox, make: Callable[[], int]) -> None:
     process, theirs = played(box, tty=True)
@@ -166,12 +156,12 @@ def test_a_root_and_a_scratch_file_system(box: Sandbox) -> None:
     root, scratch = box._handle.root_fd, box._handle.scratch_fd
     assert begun(box, [root, scratch]).error is None, "the control"
     for make in KINDS.values():
-        before = count(max)
+        before = descriptor_count(max)
         with opened(make) as fd:
             assert isinstance(begun(box, [root, fd]).error, SandboxUnavailable), "no tmpfs"
             if not os.path.isdir(f"/proc/self/fd/{fd}"):
                 assert isinstance(begun(box, [fd, scratch]).error, SandboxUnavailable), "no directory"
-        assert count() <= before  # what is put away behind a run may go meanwhile
+        assert descriptor_count() <= before  # what is put away behind a run may go meanwhile
 
 
 def test_a_scratch_directory_is_the_one_that_was_made() -> None:
@@ -245,13 +235,13 @@ class Silent:
 
 @pytest.mark.parametrize("make", [make for name, make in KINDS.items() if name != "tcp"])
 def test_what_is_no_connection_is_refused(make: Callable[[], int]) -> None:
-    before = count(max)
+    before = descriptor_count(max)
     with opened(make) as fd:
         watcher = Silent(fd)
         with pytest.raises(SandboxUnavailable, match="in place of a connection"):
             ports._receive(watcher, own=True)  # type: ignore[arg-type]
         os.close(watcher.control)
-    assert count() <= before  # what is put away behind a run may go meanwhile
+    assert descriptor_count() <= before  # what is put away behind a run may go meanwhile
 
 
 def test_a_connection_in_our_own_network_is_refused() -> None:

@@ -9,14 +9,15 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import descriptor_count
 
 import nsbox
-from nsbox import _native, errors, janitor, launch
+from nsbox import _native, errors, launch
 from nsbox._native import STAGES, ffi, lib
 from nsbox.plan import ops
 
@@ -301,17 +302,6 @@ def test_descriptors_of_the_wrong_kind(good: Sent, tmp_path: Path) -> None:
             os.close(fd)
 
 
-def descriptors(pick: Callable[[list[int]], int] = min) -> int:
-    """How many are open, while the library puts away what it does behind a run and makes ready what the next one needs:
-    at most (``max``) before something that must not leak, at least (``min``) after it."""
-    janitor.flush()
-    counts = []
-    for _ in range(20):
-        counts.append(len(os.listdir("/proc/self/fd")))
-        time.sleep(0.01)
-    return pick(counts)
-
-
 def untouchable() -> set[int]:
     """Bytes that a mutation leaves alone: those by which tests make a stage hang."""
     fields = dict(ffi.typeof("struct nsb_plan").fields)
@@ -326,7 +316,7 @@ def test_mutations(good: Sent, seed: int) -> None:
     kept = untouchable()
     safe = [place for place in range(len(good.blob)) if place not in kept]
     header = [place for place in safe if place < HEADER]
-    before = descriptors(max)
+    before = descriptor_count(max)
     for _ in range(50):
         blob = bytearray(good.blob)
         for _ in range(source.choice([1, 1, 2, 8])):
@@ -335,7 +325,7 @@ def test_mutations(good: Sent, seed: int) -> None:
                 [0, 1, 0x7F, 0x80, 0xFF, blob[place] ^ 1 << source.randrange(8), source.randrange(256)]
             )
         send(bytes(blob), patience=0.3)
-    assert descriptors() <= before
+    assert descriptor_count() <= before
 
 
 def test_packets_that_are_no_request() -> None:

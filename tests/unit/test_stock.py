@@ -3,10 +3,10 @@
 import itertools
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from conftest import until
 
 from nsbox.errors import HostError, SandboxUnavailable, SpecError
 from nsbox.stock import Stock
@@ -42,13 +42,6 @@ def things() -> Iterator[Things]:
     made = Things()
     yield made
     made.gate.set()
-
-
-def eventually(what: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + PATIENCE_S
-    while not what() and time.monotonic() < limit:
-        time.sleep(0.005)
-    return what()
 
 
 def test_is_filled_and_nothing_is_given_twice(things: Things) -> None:
@@ -116,7 +109,7 @@ def test_demand_raises_the_number_to_the_ceiling(things: Things) -> None:
         sizes.append(stock.counts().size)
     assert sizes == [2, 4, 6, 6]
     things.gate.set()
-    assert eventually(lambda: stock.counts().ready == 6)
+    assert until(lambda: stock.counts().ready == 6, PATIENCE_S)
     stock.close()
 
 
@@ -129,14 +122,14 @@ def test_without_demand_it_falls_to_the_floor(things: Things, monkeypatch: pytes
             stock.take()
     assert stock.counts().size == 3
     things.gate.set()
-    assert eventually(lambda: stock.counts().size == 1)
-    assert eventually(lambda: stock.counts().ready == 1)  # the surplus goes as well
+    assert until(lambda: stock.counts().size == 1, PATIENCE_S)
+    assert until(lambda: stock.counts().ready == 1, PATIENCE_S)  # the surplus goes as well
     stock.close()
 
 
 def test_what_is_too_old_is_replaced(things: Things) -> None:
     stock = things.stock(size=2, max_age=0.05)
-    assert eventually(lambda: len(things.discarded) >= 2)
+    assert until(lambda: len(things.discarded) >= 2, PATIENCE_S)
     assert stock.take() not in things.discarded
     stock.close()
 
@@ -156,7 +149,7 @@ def test_trouble_is_told_to_who_waits_and_ends(things: Things) -> None:
     with pytest.raises(HostError, match="no room"):
         stock.take(PATIENCE_S)
     things.trouble = None
-    assert eventually(lambda: stock.counts().ready > 0)
+    assert until(lambda: stock.counts().ready > 0, PATIENCE_S)
     assert stock.take() == 1
     stock.close()
 
@@ -174,13 +167,13 @@ def test_closed_under_load(things: Things) -> None:
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert eventually(lambda: len(taken) > 20)
+    assert until(lambda: len(taken) > 20, PATIENCE_S)
     stock.close()
     stock.close()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert len(refused) == 4
-    assert eventually(lambda: sorted(taken + things.discarded) == sorted(things.made))
+    assert until(lambda: sorted(taken + things.discarded) == sorted(things.made), PATIENCE_S)
 
 
 def test_who_waits_is_told_of_the_end(things: Things) -> None:
@@ -195,7 +188,7 @@ def test_who_waits_is_told_of_the_end(things: Things) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert eventually(lambda: stock.counts().missed == 1)
+    assert until(lambda: stock.counts().missed == 1, PATIENCE_S)
     threading.Timer(0.02, things.gate.set).start()
     stock.close()
     thread.join(PATIENCE_S)
