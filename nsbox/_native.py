@@ -70,12 +70,17 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
-    def retire(self) -> None:
-        """Reap one that is dead. Other threads may be about to ask it: the number of its socket stays taken until the
-        last of them has let go of this object. Else they would ask whoever gets it next, and wait for ever."""
+    def _disconnect(self) -> None:
+        """Let go of the socket but keep its number: another thread may be about to ask, and must not ask whoever gets
+        the number next."""
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         os.dup2(null, self.socket, inheritable=False)
         os.close(null)
+
+    def retire(self) -> None:
+        """Reap one that is dead. Other threads may be about to ask it: the number of its socket stays taken until the
+        last of them has let go of this object. Else they would ask whoever gets it next, and wait for ever."""
+        self._disconnect()
         self._retired = True
         if self.owner[0] == os.getpid():
             with contextlib.suppress(ChildProcessError):
@@ -89,9 +94,7 @@ class Zygote:
         """The same, but wait for three seconds at most: a helper that somebody has stopped would not end."""
         with contextlib.suppress(OSError):
             # The number stays taken: a thread that still runs must not ask whoever gets it next.
-            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-            os.dup2(null, self.socket, inheritable=False)
-            os.close(null)
+            self._disconnect()
             fd = os.pidfd_open(self.pid)
             try:
                 waiter = select.poll()

@@ -73,7 +73,7 @@ class Ahead:
 
     def proof(self) -> dict[str, Any]:
         """For the report: what shows that nobody used it before."""
-        return {**self.identity, "made_at": self.made_at, "ready_s": round(time.time() - self.made_at, 6)}
+        return proof(self.identity, self.made_at)
 
 
 def namespaces_of(pid: int) -> dict[str, int]:
@@ -85,6 +85,11 @@ def namespaces_of(pid: int) -> dict[str, int]:
         except OSError:  # an ordinary user may not look at an init that is not dumpable
             break
     return found
+
+
+def proof(identity: Mapping[str, Any], made_at: float) -> dict[str, Any]:
+    """What a report tells of something that was made ahead at ``made_at`` (time.time()), and is leased now."""
+    return {**identity, "made_at": made_at, "ready_s": round(time.time() - made_at, 6)}
 
 
 def identity(handle: Handle) -> dict[str, Any]:

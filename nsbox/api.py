@@ -10,13 +10,12 @@ from nsbox.launch import launch, prepare
 from nsbox.light import TYPE_CHECKING
 from nsbox.report import Result
 from nsbox.spec import Spec
-from nsbox.supervise import Run, drive
+from nsbox.supervise import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from nsbox.ports import Forward
 
 Argument = str | bytes | os.PathLike[str]
 
@@ -62,7 +61,7 @@ def run(
     words = [os.fsdecode(item) for item in argv] if not isinstance(argv, str | bytes) else []
     crossing = Crossing(spec, words, target_of(spec, log), review)
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    handle, forwards = None, list["Forward"]()
+    handle = None
     try:
         handle = launch(
             prepare(spec),
@@ -82,18 +81,11 @@ def run(
             on_stderr=on_stderr,
             tty=on_tty or bool(tty),
         )
-        if publish:
-            from nsbox.ports import publish_all
-
-            forwards = publish_all(publish, handle, watch)
-        drive([watch])
-        return crossing.conclude(watch)
+        return crossing.conduct(watch, publish)
     except BaseException as error:
         crossing.fail(error)
         raise
     finally:
-        for forward in forwards:
-            forward.close()
         if handle is not None:
             handle.close()
         crossing.close()

@@ -8,7 +8,6 @@ import os
 import time
 import warnings
 from collections.abc import Collection
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nsbox.ahead import Ahead, handshake
@@ -269,9 +268,7 @@ class Sandbox(Commands):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -13,7 +13,7 @@ from nsbox.handle import Handle
 from nsbox.light import TYPE_CHECKING
 from nsbox.report import Result
 from nsbox.spec import Spec
-from nsbox.supervise import Run
+from nsbox.supervise import Run, drive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nsbox.boundary import Log
     from nsbox.change import ChangeSet
     from nsbox.outgoing import Applied, Exported
+    from nsbox.ports import Forward
     from nsbox.record import Record
 
 WORKSPACE_UPPER = "u1"  # native/mounts.c: the overlay that the plan numbers 1
@@ -147,6 +148,21 @@ class Crossing:
         finally:
             os.close(upper)
             _note(result, verdicts)
+
+    def conduct(self, watch: Run, publish: Sequence[int | str] = ()) -> Result:
+        """Watch a run to its end, with ports forwarded meanwhile; its result. Raises SpecError for a port that cannot
+        be had, and what ``conclude`` raises."""
+        forwards: list[Forward] = []
+        try:
+            if publish:
+                from nsbox.ports import publish_all
+
+                forwards = publish_all(publish, watch.handle, watch)
+            drive([watch])
+            return self.conclude(watch)
+        finally:
+            for forward in forwards:
+                forward.close()
 
     def conclude(self, watch: Run) -> Result:
         """The run is over: its result, once the record is complete. Raises what went wrong, and what ``finish``

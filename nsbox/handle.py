@@ -35,6 +35,11 @@ if TYPE_CHECKING:
         def end(self) -> None: ...
 
 
+#: what a handle gives back only when nothing is left inside: descriptors, and things that take more than a close(2)
+LATE_DESCRIPTORS = ("pidfd", "root_fd", "scratch_fd", "secrets_fd")
+LATE_THINGS = ("cgroup", "egress", "scratch", "copy", "_range")
+
+
 class Handle:
     """A sandbox that runs. Owns a pidfd, the control socket, three pipes and an id range; ``close`` ends all of it."""
 
@@ -218,12 +223,11 @@ class Handle:
         for name in ("stdin", "stdout", "stderr", "control"):
             self.close_stream(name)
         if os.getpid() != self.owner:
-            for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
+            for name in LATE_DESCRIPTORS:
                 self.close_stream(name)
-            self._range = self.cgroup = self.egress = self.scratch = self.copy = None
+            self._disown()
             return
-        kept = (self.cgroup, self.egress, self.scratch, self.copy, self._range)
-        if self.pidfd >= 0 or any(one is not None for one in kept):
+        if self.pidfd >= 0 or any(getattr(self, name) is not None for name in LATE_THINGS):
             with self._guard:
                 job = GiveBack(self)
             janitor.later(job)
@@ -233,7 +237,7 @@ class Handle:
         gone = True
         if self.pidfd >= 0:
             gone = _readable(self.pidfd, 2000)
-        for name in ("pidfd", "root_fd", "scratch_fd", "secrets_fd"):
+        for name in LATE_DESCRIPTORS:
             self.close_stream(name)
         # What is stuck in the kernel keeps its ids and files as long as this process lives; a sweep takes the files.
         if gone and self._range is not None and self._ranges is not None:
@@ -245,8 +249,13 @@ class Handle:
         for directory in (self.scratch, self.copy):
             if gone and directory is not None:
                 directory.release()
-        self._range = self.cgroup = self.egress = self.scratch = self.copy = None
+        self._disown()
         tidy(self.prepared.host.state)
+
+    def _disown(self) -> None:
+        """What it had is given back, or somebody else's."""
+        for name in LATE_THINGS:
+            setattr(self, name, None)
 
 
 def _readable(fd: int, timeout_ms: int) -> bool:
@@ -345,21 +354,11 @@ class GiveBack:
 
     def __init__(self, handle: Handle) -> None:
         self._owner = Handle(handle.prepared, handle.started_at)
-        for name in (
-            "pidfd",
-            "root_fd",
-            "scratch_fd",
-            "secrets_fd",
-            "cgroup",
-            "egress",
-            "scratch",
-            "copy",
-            "_range",
-            "_ranges",
-        ):
+        for name in (*LATE_DESCRIPTORS, *LATE_THINGS, "_ranges"):
             setattr(self._owner, name, getattr(handle, name))
-        handle.pidfd = handle.root_fd = handle.scratch_fd = handle.secrets_fd = -1
-        handle.cgroup = handle.egress = handle.scratch = handle.copy = handle._range = None
+        for name in LATE_DESCRIPTORS:
+            setattr(handle, name, -1)
+        handle._disown()
 
     def __call__(self) -> None:
         self._owner.release()

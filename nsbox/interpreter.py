@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsbox import janitor, pausing, watch
 from nsbox._native import ffi, lib
-from nsbox.ahead import identity, namespaces_of
+from nsbox.ahead import identity, namespaces_of, proof
 from nsbox.errors import SandboxUnavailable
 from nsbox.handle import Handle
 from nsbox.launch import launch, pipe
@@ -120,7 +120,7 @@ class Lease(Run):
 
     def proof(self) -> dict[str, Any]:
         """For the report: what shows that nobody used it before."""
-        return {**self.identity, "made_at": self.made_at, "ready_s": round(time.time() - self.made_at, 6)}
+        return proof(self.identity, self.made_at)
 
     def ask(self, request: Mapping[str, Any], timeout: float | None, output: int | None) -> None:
         """Send a request, with time and output limited anew; the answer comes while somebody watches."""

@@ -5,19 +5,18 @@ program, and never gives one out twice: what one run has left cannot meet the ne
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from nsbox.ahead import Ahead, begin
 from nsbox.crossing import Crossing, Review, target_of
 from nsbox.launch import Argument, prepare
+from nsbox.prepared import Prepared
 from nsbox.report import Result
 from nsbox.spec import Spec
 from nsbox.stock import Counts, Stock, WhenEmpty
-from nsbox.supervise import Run, drive
+from nsbox.supervise import Run
 
-if TYPE_CHECKING:
-    from nsbox.ports import Forward
+T = TypeVar("T")
 
 
 class Lease:
@@ -35,9 +34,16 @@ class Lease:
             handle.prepared = handle.prepared._replace(spec=spec, plan=plan._replace(cwd=spec.cwd or plan.cwd))
         return begin(self._ahead, argv, env, **streams)
 
+    def conduct(self, run: Run, publish: Sequence[int | str]) -> Result:
+        """See ``Crossing.conduct``."""
+        return self._told(self.crossing.conduct(run, publish))
+
     def conclude(self, run: Run) -> Result:
         """The result of a run that is over."""
-        result = self.crossing.conclude(run)
+        return self._told(self.crossing.conclude(run))
+
+    def _told(self, result: Result) -> Result:
+        """With what shows that nobody used the sandbox before."""
         result.lease = self._ahead.proof()
         return result
 
@@ -47,7 +53,42 @@ class Lease:
         self.crossing.close()
 
 
-class Pool:
+class Supply(Generic[T]):
+    """What every pool has: a Spec that is made ready for this host, and a stock of what is made of it."""
+
+    _stock: Stock[T]
+
+    def __init__(self, spec: Spec, log: Any) -> None:
+        self.spec = spec
+        self.target = target_of(spec, log)
+        self._prepared = prepare(spec)
+
+    def _fresh(self) -> Prepared:
+        """For one more launch: what the guard has said of the sources must hold for that one too."""
+        if self.spec.mounts() or not os.path.isdir(self._prepared.skeleton):
+            self._prepared = prepare(self.spec)
+        return self._prepared
+
+    def counts(self) -> Counts:
+        """How many are ready, were leased, were missed."""
+        return self._stock.counts()
+
+    def wait_full(self, timeout: float = 30.0) -> bool:
+        """Wait until as many are ready as are kept; whether that came true within ``timeout`` seconds."""
+        return self._stock.wait_full(timeout)
+
+    def close(self) -> None:
+        """Throw away what nobody has leased. Runs that are on their way end by themselves."""
+        self._stock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Pool(Supply[Ahead]):
     """Keeps sandboxes of one Spec ready. Use it with ``with``; ``close`` is idempotent. Any thread may use it.
 
     Made from a Spec or from the options of one. ``size`` are kept ready at least and ``most`` at most (four times as
@@ -71,19 +112,13 @@ class Pool:
         **options: Any,
     ) -> None:
         self._boxes = boxes
-        self.spec = spec.replace(**options) if spec else Spec.from_dict(options)
-        self.target = target_of(self.spec, log)
-        self._prepared = prepare(self.spec)
+        super().__init__(spec.replace(**options) if spec else Spec.from_dict(options), log)
         self._stock = Stock(
             self._make, Ahead.close, Ahead.healthy, size=size, most=most, max_age=max_age, when_empty=when_empty
         )
 
     def _make(self) -> Ahead:
-        prepared = self._prepared
-        if self.spec.mounts() or not os.path.isdir(prepared.skeleton):
-            # What the guard has said of the sources must hold for this launch too.
-            self._prepared = prepared = prepare(self.spec)
-        return Ahead(prepared, commands=self._boxes)
+        return Ahead(self._fresh(), commands=self._boxes)
 
     def run(
         self,
@@ -111,23 +146,16 @@ class Pool:
         ``Result.lease`` tells by what the sandbox is known to be fresh. Raises what ``nsbox.run`` raises, and
         SandboxUnavailable when the pool is closed or has none to give.
         """
-        lease, forwards = self.lease(argv, cwd, timeout, max_output, review, patience), list["Forward"]()
+        lease = self.lease(argv, cwd, timeout, max_output, review, patience)
         try:
             run = lease.begin(
                 argv, env or {}, stdin=stdin, tty=tty, on_tty=on_tty, on_stdout=on_stdout, on_stderr=on_stderr
             )
-            if publish:
-                from nsbox.ports import publish_all
-
-                forwards = publish_all(publish, lease.handle, run)
-            drive([run])
-            return lease.conclude(run)
+            return lease.conduct(run, publish)
         except BaseException as error:
             lease.crossing.fail(error)
             raise
         finally:
-            for forward in forwards:
-                forward.close()
             lease.close()
 
     def lease(
@@ -155,23 +183,3 @@ class Pool:
     def take(self, patience: float | None = None) -> Ahead:
         """A sandbox whose init waits, which the caller closes; ``nsbox.Sandbox.from_pool`` lives in one."""
         return self._stock.take(patience)
-
-    def counts(self) -> Counts:
-        """How many are ready, were leased, were missed."""
-        return self._stock.counts()
-
-    def wait_full(self, timeout: float = 30.0) -> bool:
-        """Wait until as many are ready as are kept; whether that came true within ``timeout`` seconds."""
-        return self._stock.wait_full(timeout)
-
-    def close(self) -> None:
-        """Throw away what nobody has leased. Runs that are on their way end by themselves."""
-        self._stock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

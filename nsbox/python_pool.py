@@ -10,20 +10,20 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from nsbox import python_env
 from nsbox.binds import Bind
 from nsbox.boxchanges import BoxCrossing
-from nsbox.crossing import Crossing, target_of
+from nsbox.crossing import Crossing
 from nsbox.errors import SandboxUnavailable, SpecError
 from nsbox.interpreter import Lease
-from nsbox.launch import count_execution, prepare
+from nsbox.launch import count_execution
+from nsbox.pool import Supply
 from nsbox.prepared import limit_of
 from nsbox.report import Result
 from nsbox.spec import Spec
-from nsbox.stock import Counts, Stock, WhenEmpty
+from nsbox.stock import Stock, WhenEmpty
 from nsbox.supervise import drive
 from nsbox.templates import Templates
 
@@ -96,7 +96,7 @@ def _spec(spec: Spec | None, options: Mapping[str, Any], environment: python_env
     return spec.replace(ro=ro, env={**environment.env, **spec.env})
 
 
-class PythonPool:
+class PythonPool(Supply[Lease]):
     """Keeps interpreters ready, each in a sandbox that nobody used. Use it with ``with``; ``close`` is idempotent. Any
     thread may use it.
 
@@ -129,9 +129,7 @@ class PythonPool:
         if environment.version < (3, 9):
             version = ".".join(map(str, environment.version))
             raise SpecError(f"python: {environment.executable!r} is Python {version}; a pool needs 3.9 or later")
-        self.spec = _spec(spec, options, environment)
-        self.target = target_of(self.spec, log)
-        self._prepared = prepare(self.spec)
+        super().__init__(_spec(spec, options, environment), log)
         self._argv = [environment.executable, "-c"]
         self._crossings: dict[int, Crossing] = {}
         self._templates = Templates(self._prepared, environment, preload, warm_up)
@@ -214,17 +212,9 @@ class PythonPool:
             raise
         return PythonSession(self, lease, crossing)
 
-    def counts(self) -> Counts:
-        """How many are ready, were leased, were missed."""
-        return self._stock.counts()
-
-    def wait_full(self, timeout: float = 30.0) -> bool:
-        """Wait until as many are ready as are kept; whether that came true within ``timeout`` seconds."""
-        return self._stock.wait_full(timeout)
-
     def close(self) -> None:
         """Throw away what nobody has leased. Runs and sessions that are on their way end by themselves."""
-        self._stock.close()
+        super().close()
         self._templates.close()
 
     def _begin(self, lease: Lease, crossing: Crossing, began: float) -> None:
@@ -237,10 +227,6 @@ class PythonPool:
         count_execution()
 
     def _make(self) -> Lease:
-        prepared = self._prepared
-        if self.spec.mounts() or not os.path.isdir(prepared.skeleton):
-            # What the guard has said of the sources must hold for this launch too.
-            self._prepared = prepared = prepare(self.spec)
         told: list[Lease] = []
 
         def on_network(event: str, fields: dict[str, Any]) -> None:
@@ -248,7 +234,7 @@ class PythonPool:
             if crossing is not None:
                 crossing.on_network(event, fields)
 
-        lease = self._templates.make(prepared, on_network)
+        lease = self._templates.make(self._fresh(), on_network)
         told.append(lease)
         return lease
 
@@ -259,14 +245,6 @@ class PythonPool:
 
     def _usable(self, lease: Lease) -> bool:
         return self._templates.is_current(lease) and lease.healthy
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class PythonSession:
@@ -328,9 +306,7 @@ class PythonSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -105,12 +105,6 @@ def write_at(directory: int | None, name: str, text: str) -> None:
         os.close(fd)
 
 
-def number_at(directory: int, name: str) -> int | None:
-    """A control file that holds one number."""
-    text = read_at(directory, name)
-    return int(text) if text and text.strip().isdigit() else None
-
-
 def flat(text: str | None) -> dict[str, int]:
     """A "flat keyed" control file: one name and one number a line."""
     pairs = (line.split() for line in (text or "").splitlines())

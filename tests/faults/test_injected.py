@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import nsbox
-from nsbox import _native, api, janitor
+from nsbox import _native, api, crossing, janitor
 from nsbox import launch as launching
 from nsbox.errors import NsboxError, SandboxUnavailable, SetupError
 from nsbox.resources import cgroup, ids, scratch, skeleton
@@ -52,7 +52,7 @@ def steps() -> dict[str, tuple[Any, str]]:
         "scratch": (scratch, "Scratch"),
         "ask": (launching, "_ask"),
         "watch": (api, "Run"),
-        "drive": (api, "drive"),
+        "drive": (crossing, "drive"),
     }
     if os.geteuid() == 0:
         found["ids"] = (ids.IdRanges, "take")

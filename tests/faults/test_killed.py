@@ -29,7 +29,7 @@ pytestmark = pytest.mark.leaves_traces  # each test looks for them by itself, be
 DRIVER = """
 import errno, os, signal, sys, threading, time
 import nsbox
-from nsbox import _native, api, errors, launch as launching
+from nsbox import _native, api, crossing, errors, launch as launching
 from nsbox.resources import cgroup, ids, scratch, skeleton
 FOLDER = sys.argv[1]
 
@@ -166,7 +166,7 @@ STEPS = {
     "helper": ("_native", "zygote"),
     "asked": ("launching", "_ask"),
     "watch": ("api", "Run"),
-    "over": ("api", "drive"),
+    "over": ("crossing", "drive"),
 }
 if os.geteuid() == 0:
     STEPS["ids"] = ("ids.IdRanges", "take")
