@@ -327,19 +327,24 @@ static void kill_all(const struct watcher *w)
         kill_children();
 }
 
-/* The payload has ended: tell it at once, end the rest, tell what all of it used. */
+/* The payload has ended: end the rest, and tell what all of it used. Where there is a rest, that the payload has ended is
+ * told before. */
 static NORETURN void conclude(struct watcher *w, int status, const struct nsb_rusage *own)
 {
     struct nsb_msg msg = {.type = NSB_MSG_EXITED, .status = status};
     struct nsb_rusage usage;
+    const int keep = !!(w->command->is->flags & NSB_KEEP);
     msg.stamps[NSB_STAGE_RUN] = nsb_now();
     add_usage(&msg, own);
-    send_packet(w->command->control, &msg, sizeof msg, 0, 0);
-    /* A fork may race with one round of killing: what was born meanwhile is found in the next, after a wait. */
-    if (!(w->command->is->flags & NSB_KEEP))
+    if (!keep)
+        kill_all(w);
+    if (!keep && NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) != -ECHILD) {
+        send_packet(w->command->control, &msg, sizeof msg, 0, 0);
+        /* A fork may race with one round of killing: what was born meanwhile is found in the next, after a wait. */
         do
             kill_all(w);
         while (NSB_CALL(__NR_wait4, -1, 0, NSB_WALL, 0) > 0);
+    }
     msg.type = NSB_MSG_ENDED;
     NSB_CALL(__NR_getrusage, RUSAGE_CHILDREN_WHO, &usage);
     add_usage(&msg, &usage);

@@ -32,12 +32,16 @@ struct launch {
     int cgroup;
     int staging;             /* O_PATH of the directory that the scratch file system is stacked on */
     int scratch, root, dev, proc;
+    int progress;            /* of the root, see enum progress */
     int secrets;             /* the pipe, then a writable mount of the ramfs for the host side */
     uint32_t layer;          /* number of the next lower layer */
     uint32_t n_own;          /* mounts that we made: missing places may be made there, nowhere else */
     uint64_t own[40];
     uint64_t stamps[20];
 };
+
+/* How far the thread that builds the root has come. Each is told once, and waited for as a futex(2). */
+enum progress { NSB_MAPPED = 1, /* our ids are mapped */ NSB_ROOTED /* the new root is every thread's root */ };
 
 /* Who watches a command: init, or for a later command of a sandbox that stays a process of its own below init. */
 struct watcher {
@@ -63,6 +67,8 @@ int plan_valid(const struct nsb_plan *plan, uint64_t size);
 long send_packet(int sock, const void *data, size_t size, const int *fds, unsigned n_fds);
 long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds);
 long fault_at(const struct nsb_plan *plan, uint32_t stage, long ret);
+void tell_progress(int *progress, enum progress reached);
+void wait_progress(const int *progress, enum progress wanted);
 void report(int control, uint32_t type, const struct failure *why, const uint64_t *stamps);
 
 /* What the compiler calls when a function has overwritten the guard in its frame, and the choice of a new guard: only
@@ -86,22 +92,18 @@ int op_has_source(const struct nsb_op *op);
 long make_scratch(struct launch *l);
 long play_op(struct launch *l, const struct nsb_op *op, int source);
 long enter_root(struct launch *l);
+long drop_old_root(void);
 
 /* net.c */
-struct net_task {
-    char stack[32768] __attribute__((aligned(16)));
-    const struct nsb_plan *plan;
-    int control, proc, running, ns, may_tell;
-    long err;
-};
-long net_start(struct net_task *task, const struct nsb_plan *plan, int control);
-void net_may_tell(struct net_task *task);
-long net_finish(struct net_task *task);
+long make_network(struct launch *l, int proc);
 
 /* privileges.c */
 long become(uint32_t uid, uint32_t gid, int may_setgroups);
 long set_limits(const struct nsb_plan *plan);
-long restrict_files(const struct nsb_plan *plan);
+long set_priorities(const struct nsb_plan *plan);
+enum { NSB_NO_RULES = -4096 }; /* below every -errno */
+int make_ruleset(const struct nsb_plan *plan);
+long restrict_files(int ruleset);
 long drop_capabilities(const struct nsb_plan *plan);
 long load_filter(const struct nsb_plan *plan);
 void default_signals(void);

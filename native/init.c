@@ -7,6 +7,7 @@
 #include "helper.h"
 
 #include <linux/close_range.h>
+#include <linux/futex.h>
 #include <linux/mount.h>
 #include <linux/prctl.h>
 
@@ -28,13 +29,10 @@ static void done(struct launch *l, uint32_t stage, long ret)
         l->stamps[stage] = nsb_now();
 }
 
-/* While the zygote writes the id maps: what needs the capabilities that CLONE_NEWUSER gave, but no id. The cgroups of
- * version 1 come first, so that all that follows is counted: a thread that writes 0 to `tasks` moves itself without the
- * kernel's wait for other threads, which a move by somebody else, or through cgroup.procs, would cost. */
-static void before_identity(struct launch *l, struct net_task *net)
+/* The cgroups of version 1 come first, so that all that follows is counted: a thread that writes 0 to `tasks` moves itself
+ * without the kernel's wait for other threads, which a move by somebody else, or through cgroup.procs, would cost. */
+static void enter_cgroups(struct launch *l)
 {
-    const struct nsb_plan *plan = l->plan;
-    struct mount_attr private = {.propagation = PROPAGATION_PRIVATE};
     NSB_CALL(__NR_prctl, PR_SET_PDEATHSIG, SIGNAL_KILL);
     NSB_CALL(__NR_prctl, PR_SET_NAME, "nsbox-init");
     l->stamps[NSB_STAGE_CLONE] = nsb_now();
@@ -42,17 +40,6 @@ static void before_identity(struct launch *l, struct net_task *net)
         done(l, NSB_STAGE_CGROUP, NSB_CALL(__NR_write, l->command.join[i], "0", 1));
     /* Not by clone3: the root of a cgroup namespace is where its maker is, and only now are we where we belong. */
     done(l, NSB_STAGE_CGROUP, NSB_CALL(__NR_unshare, CLONE_NEWCGROUP));
-    if (plan->flags & NSB_NETWORK) {
-        long ret = net_start(net, plan, l->command.control);
-        if (ret < 0)
-            die(l, NSB_STAGE_NETWORK, UINT32_MAX, ret);
-    }
-    const char *hostname = plan_string(plan, plan->hostname);
-    if (plan->hostname)
-        done(l, NSB_STAGE_HOSTNAME, NSB_CALL(__NR_sethostname, hostname, str_len(hostname)));
-    l->staging = (int)NSB_CALL(__NR_openat, AT_FDCWD, plan_string(plan, plan->staging), O_PATH | O_DIRECTORY | O_CLOEXEC);
-    done(l, NSB_STAGE_SCRATCH, l->staging);
-    done(l, NSB_STAGE_MOUNT, NSB_CALL(__NR_mount_setattr, AT_FDCWD, "/", AT_RECURSIVE, &private, sizeof private));
 }
 
 static void wait_for_go(struct launch *l)
@@ -91,6 +78,25 @@ static unsigned open_own_sources(struct launch *l, int *sources)
     return n;
 }
 
+/* While the zygote writes the id maps: what needs the capabilities that CLONE_NEWUSER gave, but no id. */
+static void before_identity(struct launch *l)
+{
+    const struct nsb_plan *plan = l->plan;
+    struct mount_attr private = {.propagation = PROPAGATION_PRIVATE};
+    const char *hostname = plan_string(plan, plan->hostname);
+    if (plan->hostname)
+        done(l, NSB_STAGE_HOSTNAME, NSB_CALL(__NR_sethostname, hostname, str_len(hostname)));
+    l->staging = (int)NSB_CALL(__NR_openat, AT_FDCWD, plan_string(plan, plan->staging), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    done(l, NSB_STAGE_SCRATCH, l->staging);
+    done(l, NSB_STAGE_MOUNT, NSB_CALL(__NR_mount_setattr, AT_FDCWD, "/", AT_RECURSIVE, &private, sizeof private));
+}
+
+static void take_identity(struct launch *l)
+{
+    const struct nsb_plan *plan = l->plan;
+    done(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
+}
+
 static void build_root(struct launch *l, const int *sources, unsigned n_sources)
 {
     const struct nsb_plan *plan = l->plan;
@@ -106,7 +112,64 @@ static void build_root(struct launch *l, const int *sources, unsigned n_sources)
             die(l, NSB_STAGE_MOUNT, i, ret);
     }
     done(l, NSB_STAGE_MOUNT, 0);
+}
+
+/* The thread that builds the root. Directories and descriptors are every thread's, ids and capabilities are its own. */
+struct builder { char stack[65536] __attribute__((aligned(16))); struct launch *l; int running, ruleset; };
+
+static void build(struct builder *b)
+{
+    UNSET int sources[NSB_MAX_SOURCES + 1];
+    struct launch *l = b->l;
+    before_identity(l);
+    unsigned n = wait_for_maps(l, sources);
+    tell_progress(&l->progress, NSB_MAPPED);
+    take_identity(l);
+    if (!(l->plan->flags & NSB_HOST_SOURCES))
+        n = open_own_sources(l, sources);
+    build_root(l, sources, n);
     done(l, NSB_STAGE_PIVOT, enter_root(l));
+    b->ruleset = make_ruleset(l->plan);
+    done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
+    tell_progress(&l->progress, NSB_ROOTED);
+    done(l, NSB_STAGE_PIVOT, drop_old_root());
+}
+
+static NORETURN void builder_main(void *argument)
+{
+    build(argument);
+    for (;;)
+        NSB_CALL(__NR_exit, 0);
+}
+
+/* A new thread goes where the fewest run at that moment, which may be behind its maker, though in the next the other
+ * processor is idle; and it stays there for milliseconds, until somebody balances. So it is told not to be here. */
+static void move_away(long thread)
+{
+    UNSET unsigned long mask[1024 / sizeof(unsigned long)];
+    unsigned cpu = 0;
+    const unsigned long bits = 8 * sizeof *mask;
+    long size = NSB_CALL(__NR_sched_getaffinity, thread, sizeof mask, mask);
+    if (size > 0 && NSB_CALL(__NR_getcpu, &cpu, 0, 0) == 0 && cpu / 8 < (unsigned long)size) {
+        mask[cpu / bits] &= ~(1ul << cpu % bits);
+        NSB_CALL(__NR_sched_setaffinity, thread, size, mask); /* fails where no other is allowed */
+    }
+}
+
+static void start_builder(struct builder *b, struct launch *l)
+{
+    const unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
+    b->running = 1;
+    long ret = nsb_thread(__NR_clone, flags, b->stack + sizeof b->stack, builder_main, b, &b->running);
+    if (ret < 0)
+        die(l, NSB_STAGE_CLONE, UINT32_MAX, ret);
+    move_away(ret);
+}
+
+static void join_builder(struct builder *b)
+{
+    while (__atomic_load_n(&b->running, __ATOMIC_ACQUIRE))
+        NSB_CALL(__NR_futex, &b->running, FUTEX_WAIT, 1, 0, 0, 0);
 }
 
 /* Closes every descriptor from 3 up that is not in keep. */
@@ -156,18 +219,22 @@ static void let_join(struct launch *l)
     done(l, NSB_STAGE_CAPABILITIES, NSB_CALL(__NR_prctl, PR_SET_DUMPABLE, 0));
 }
 
-static void give_up_privileges(struct launch *l, struct watcher *w, struct net_task *net)
+/* Once the root is there. The old one may still be on its way out meanwhile: nobody but us is inside. */
+static void give_up_privileges(struct launch *l, struct watcher *w, int ruleset)
+{
+    take_identity(l);
+    done(l, NSB_STAGE_LANDLOCK, restrict_files(ruleset));
+    keep_descriptors(l, w);
+    done(l, NSB_STAGE_LIMITS, set_priorities(l->plan));
+    done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
+}
+
+/* From here on init has one thread: credentials and filters are per thread, and none with more may be left. */
+static void confine(struct launch *l, struct builder *b)
 {
     struct nsb_pollfd life = {l->life, NSB_POLLIN, 0};
     struct __kernel_timespec now = {0, 0};
-    done(l, NSB_STAGE_LANDLOCK, restrict_files(l->plan));
-    if (l->plan->flags & NSB_NETWORK)
-        done(l, NSB_STAGE_NETWORK, net_finish(net));
-    if (l->plan->flags & NSB_NET_WAIT)
-        wait_for_go(l);
-    keep_descriptors(l, w);
-    done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
-    done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
+    join_builder(b);
     if (l->plan->flags & NSB_JOIN)
         let_join(l);
     /* The zygote may have died at a moment when the parent-death signal was not set. */
@@ -176,21 +243,33 @@ static void give_up_privileges(struct launch *l, struct watcher *w, struct net_t
     done(l, NSB_STAGE_SECCOMP, load_filter(l->plan));
 }
 
+/* The root and the network namespace take about as long as each other, and there is a thread for each. The network is made
+ * by the one that runs already; the other has to wait for the zygote anyway, which is busy with the maps. */
+static void make_world(struct launch *l, struct builder *b)
+{
+    OWNED_FD proc = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    done(l, NSB_STAGE_NETWORK, proc);
+    start_builder(b, l);
+    done(l, NSB_STAGE_NETWORK, make_network(l, proc));
+    if (l->plan->flags & NSB_NET_WAIT)
+        wait_for_go(l);
+    wait_progress(&l->progress, NSB_ROOTED);
+}
+
 NORETURN void init_main(struct launch *l)
 {
-    UNSET int sources[NSB_MAX_SOURCES + 1];
-    const struct nsb_plan *plan = l->plan;
-    UNSET struct net_task net;
+    UNSET struct builder builder;
     struct watcher w = {.command = &l->command, .is_init = 1, .life = l->life, .signals = -1, .null = -1, .pass = {-1, -1, -1},
                         .payload = -1, .stamps = l->stamps};
-    before_identity(l, &net);
-    unsigned n = wait_for_maps(l, sources);
-    net_may_tell(&net);
-    done(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
-    if (!(plan->flags & NSB_HOST_SOURCES))
-        n = open_own_sources(l, sources);
-    build_root(l, sources, n);
-    give_up_privileges(l, &w, &net);
+    builder.l = l;
+    builder.running = 0;
+    enter_cgroups(l);
+    if (l->plan->flags & NSB_NETWORK)
+        make_world(l, &builder);
+    else
+        build(&builder);
+    give_up_privileges(l, &w, builder.ruleset);
+    confine(l, &builder);
     start_command(&w);
     watch(&w);
 }

@@ -51,11 +51,13 @@ long nsb_confine(const struct nsb_plan *plan, uint64_t size, uint32_t *stage)
         return ret < 0 ? ret : -EPROTO;
     NSB_CALL(__NR_setsid);
     *stage = NSB_STAGE_LANDLOCK;
-    ret = restrict_files(plan);
+    ret = restrict_files(make_ruleset(plan));
     if (ret == 0) {
         *stage = NSB_STAGE_LIMITS;
         ret = set_limits(plan);
     }
+    if (ret == 0)
+        ret = set_priorities(plan);
     if (ret == 0) {
         *stage = NSB_STAGE_CAPABILITIES;
         ret = drop_capabilities(plan);

@@ -480,13 +480,16 @@ long play_op(struct launch *l, const struct nsb_op *op, int source)
     }
 }
 
-/* pivot_root(2): with "." for both, the old root is stacked on the new one, from where it is taken off at once. */
+/* pivot_root(2): with "." for both, the old root is stacked on the new one. It is out of reach of absolute paths at once. */
 long enter_root(struct launch *l)
 {
     long ret = NSB_CALL(__NR_fchdir, l->root);
-    if (ret == 0)
-        ret = NSB_CALL(__NR_pivot_root, ".", ".");
-    if (ret == 0)
-        ret = NSB_CALL(__NR_umount2, ".", DETACH);
+    return ret == 0 ? NSB_CALL(__NR_pivot_root, ".", ".") : ret;
+}
+
+/* Takes it off. The kernel waits then until no processor can be looking at it any more, as long as three other steps take. */
+long drop_old_root(void)
+{
+    long ret = NSB_CALL(__NR_umount2, ".", DETACH);
     return ret == 0 ? NSB_CALL(__NR_chdir, "/") : ret;
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The network namespace is the dearest step of a launch: about 0.9 ms, more than the whole root file system. A thread of
- * init makes it while init builds the root; init then enters it. unshare(2) of a network namespace concerns one thread
- * only, and the capabilities it needs are those over our own user namespace, which owns the result either way.
+ * The network namespace is the dearest step of a launch, as long as all of the root file system. init makes it while a
+ * thread of its own builds the root: unshare(2) of a network namespace concerns the calling thread alone, and the
+ * capabilities it needs are those over our own user namespace, which owns the result.
  */
 #include "helper.h"
 
-#include <linux/futex.h>
 #include <linux/netlink.h>
 
 enum {
@@ -76,9 +75,9 @@ static int make_socket(const struct nsb_plan *plan, const struct nsb_socket *s)
 
 /* Sets the namespace up while its only rights are ours, and passes what can change it later to the host side: the payload
  * never has any. fds: rtnetlink, netfilter, then the plan's sockets. */
-static long furnish(struct net_task *task)
+static long furnish(struct launch *l)
 {
-    const struct nsb_plan *plan = task->plan;
+    const struct nsb_plan *plan = l->plan;
     const struct nsb_socket *sockets = plan_at((struct nsb_plan *)plan, plan->sockets);
     const struct nsb_msg msg = {.type = NSB_MSG_NETWORK};
     int fds[2 + NSB_MAX_SOCKETS];
@@ -92,63 +91,22 @@ static long furnish(struct net_task *task)
         ret = exchange(fds[1], plan_at((struct nsb_plan *)plan, plan->nft), plan->n_nft);
     for (uint32_t i = 0; ret >= 0 && i < plan->n_sockets; i++)
         ret = fds[n++] = make_socket(plan, &sockets[i]);
-    while (ret >= 0 && !__atomic_load_n(&task->may_tell, __ATOMIC_ACQUIRE))
-        NSB_CALL(__NR_futex, &task->may_tell, FUTEX_WAIT, 0, 0, 0, 0);
+    /* By then the zygote has told the host side of the clone, on the same socket. */
+    wait_progress(&l->progress, NSB_MAPPED);
     if (ret >= 0)
-        ret = send_packet(task->control, &msg, sizeof msg, fds, n);
+        ret = send_packet(l->command.control, &msg, sizeof msg, fds, n);
     while (n)
         nsb_close_fd(&fds[--n]);
     return ret < 0 ? ret : 0;
 }
 
-static NORETURN void make_namespace(void *argument)
+/* Meanwhile the root changes, which is every thread's: proc leads to the host's. */
+long make_network(struct launch *l, int proc)
 {
-    struct net_task *task = argument;
-    task->err = NSB_CALL(__NR_unshare, CLONE_NEWNET);
-    if (task->err == 0)
-        task->err = loopback_up();
-    if (task->err == 0) /* else this is still the host's namespace */
-        allow_all_ports(task->proc);
-    if (task->err == 0)
-        task->err = task->ns = (int)NSB_CALL(__NR_openat, task->proc, "thread-self/ns/net", O_RDONLY | O_CLOEXEC);
-    if (task->err >= 0 && task->plan->n_nft)
-        task->err = furnish(task);
-    for (;;)
-        NSB_CALL(__NR_exit, 0);
-}
-
-/* The thread goes on while init changes the root, which is every thread's: it reaches the host's /proc by descriptor. */
-long net_start(struct net_task *task, const struct nsb_plan *plan, int control)
-{
-    const unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
-    task->proc = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (task->proc < 0)
-        return task->proc;
-    task->plan = plan;
-    task->control = control;
-    task->running = 1;
-    task->may_tell = 0;
-    task->ns = -1;
-    long ret = nsb_thread(__NR_clone, flags, task->stack + sizeof task->stack, make_namespace, task, &task->running);
-    return ret < 0 ? ret : 0;
-}
-
-/* The zygote has told the host side of the clone: from here on the thread may say things on the same socket. */
-void net_may_tell(struct net_task *task)
-{
-    __atomic_store_n(&task->may_tell, 1, __ATOMIC_RELEASE);
-    NSB_CALL(__NR_futex, &task->may_tell, FUTEX_WAKE, 1, 0, 0, 0);
-}
-
-/* Waits until the thread is gone: from here on init is single-threaded, as everything that gives up privileges wants. */
-long net_finish(struct net_task *task)
-{
-    while (__atomic_load_n(&task->running, __ATOMIC_ACQUIRE))
-        NSB_CALL(__NR_futex, &task->running, FUTEX_WAIT, 1, 0, 0, 0);
-    nsb_close(task->proc);
-    if (task->err < 0)
-        return task->err;
-    long ret = NSB_CALL(__NR_setns, task->ns, CLONE_NEWNET);
-    nsb_close(task->ns);
-    return ret;
+    long ret = NSB_CALL(__NR_unshare, CLONE_NEWNET);
+    if (ret == 0)
+        ret = loopback_up();
+    if (ret == 0) /* else this is still the host's namespace */
+        allow_all_ports(proc);
+    return ret == 0 && l->plan->n_nft ? furnish(l) : ret;
 }

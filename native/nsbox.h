@@ -106,8 +106,8 @@ enum nsb_msg_type {
     NSB_MSG_FAILED,       /* zygote or init: stage, op, err */
     NSB_MSG_STARTED,      /* init: the payload executes; stamps */
     NSB_MSG_EXEC_FAILED,  /* init: err */
-    NSB_MSG_EXITED,       /* init: the payload's wait status and usage */
-    NSB_MSG_ENDED,        /* init: nothing else is left inside; usage of everything */
+    NSB_MSG_EXITED,       /* init: the payload's wait status and usage, where something else is left to be ended */
+    NSB_MSG_ENDED,        /* init: nothing is left inside; the same status, usage of everything */
     NSB_MSG_NETWORK,      /* init: rtnetlink and netfilter sockets of the network namespace, then the plan's sockets */
     NSB_MSG_JOIN,         /* init: a process that was started elsewhere may come in now; see NSB_JOIN */
     NSB_MSG_KILL = 64,    /* host: kill every process of this sandbox, or of this command, then report */

@@ -20,7 +20,7 @@ long become(uint32_t uid, uint32_t gid, int may_setgroups)
 }
 
 /* A hard limit that the caller already has cannot be raised here, whoever the caller is: CAP_SYS_RESOURCE counts only in
- * the first user namespace (getrlimit(2)). The lower of the two holds. */
+ * the first user namespace (getrlimit(2)). The lower of the two holds. They are of the process, whichever thread asks. */
 long set_limits(const struct nsb_plan *plan)
 {
     const struct nsb_rlimit *limits = plan_at((struct nsb_plan *)plan, plan->rlimits);
@@ -34,6 +34,12 @@ long set_limits(const struct nsb_plan *plan)
         if (ret < 0)
             return ret;
     }
+    return 0;
+}
+
+/* What is each thread's own. */
+long set_priorities(const struct nsb_plan *plan)
+{
     long ret = plan->nice ? NSB_CALL(__NR_setpriority, 0, 0, plan->nice) : 0;
     if (ret == 0 && plan->ioprio)
         ret = NSB_CALL(__NR_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, plan->ioprio);
@@ -66,23 +72,31 @@ static long add_rule(int ruleset, const char *path, uint64_t access)
     return NSB_CALL(__NR_landlock_add_rule, ruleset, RULE_PATH_BENEATH, &rule, 0);
 }
 
-long restrict_files(const struct nsb_plan *plan)
+/* Answers a descriptor, or NSB_NO_RULES where the plan has none. */
+int make_ruleset(const struct nsb_plan *plan)
 {
     struct ruleset_attr attr = {plan->landlock_fs, 0, plan->landlock_scoped};
     const struct nsb_rule *rules = plan_at((struct nsb_plan *)plan, plan->rules);
     if (!plan->landlock_fs && !plan->landlock_scoped)
-        return 0;
+        return NSB_NO_RULES;
     /* A kernel that does not know the last fields takes the shorter structure; the plan asks only for what it has. */
     size_t size = plan->landlock_scoped ? sizeof attr : sizeof attr.handled_fs;
-    OWNED_FD ruleset = (int)NSB_CALL(__NR_landlock_create_ruleset, &attr, size, 0);
-    if (ruleset < 0)
-        return ruleset;
-    for (uint32_t i = 0; i < plan->n_rules; i++) {
+    int ruleset = (int)NSB_CALL(__NR_landlock_create_ruleset, &attr, size, 0);
+    for (uint32_t i = 0; ruleset >= 0 && i < plan->n_rules; i++) {
         long ret = add_rule(ruleset, plan_string(plan, rules[i].path), rules[i].access);
-        if (ret < 0)
-            return ret;
+        if (ret < 0) {
+            nsb_close(ruleset);
+            return (int)ret;
+        }
     }
-    return NSB_CALL(__NR_landlock_restrict_self, ruleset, 0);
+    return ruleset;
+}
+
+/* What make_ruleset() answered, for the calling thread and all that comes of it; closes it. */
+long restrict_files(int ruleset)
+{
+    OWNED_FD owned = ruleset < 0 ? -1 : ruleset;
+    return owned < 0 ? (ruleset == NSB_NO_RULES ? 0 : ruleset) : NSB_CALL(__NR_landlock_restrict_self, owned, 0);
 }
 
 /* capabilities(7). Securebits first, for they need CAP_SETPCAP; the bounding set next, for the same reason; the ids

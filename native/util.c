@@ -2,6 +2,8 @@
  * The few things that a C library would give, and the packets between the three processes. */
 #include "helper.h"
 
+#include <linux/futex.h>
+
 /* The compiler may call these four whatever the flags (GCC manual, "Standards": freestanding environments). */
 void *memset(void *to, int c, size_t n)
 {
@@ -144,6 +146,19 @@ long recv_packet(int sock, void *data, size_t size, int *fds, unsigned *n_fds)
     if (ret >= 0 && (msg.flags & (MSG_TRUNC_FLAG | MSG_CTRUNC_FLAG)))
         return -EMSGSIZE;
     return ret;
+}
+
+void tell_progress(int *progress, enum progress reached)
+{
+    __atomic_store_n(progress, reached, __ATOMIC_RELEASE);
+    NSB_CALL(__NR_futex, progress, FUTEX_WAKE, 1, 0, 0, 0);
+}
+
+void wait_progress(const int *progress, enum progress wanted)
+{
+    int now;
+    while ((now = __atomic_load_n(progress, __ATOMIC_ACQUIRE)) < (int)wanted)
+        NSB_CALL(__NR_futex, progress, FUTEX_WAIT, now, 0, 0, 0);
 }
 
 /* Tests break a launch after any stage, to see that nothing stays behind: docs/theory.md, "Faults". */

@@ -193,6 +193,10 @@ class Handle:
         with self._guard:
             return self.pidfd >= 0 and not _readable(self.pidfd, 0) and not watch.ending(self.pid)
 
+    def await_news(self, timeout: float) -> None:
+        """Wait until init says something, for at most ``timeout`` seconds."""
+        _readable(self.control, int(timeout * 1000))
+
     def wait_until_gone(self) -> None:
         """Wait for the end of pid 1, for at most a second."""
         with contextlib.suppress(SandboxUnavailable), self.borrowed("pidfd") as fd:
@@ -231,26 +235,6 @@ class Handle:
             with self._guard:
                 job = GiveBack(self)
             janitor.later(job)
-
-    def release(self) -> None:
-        """Wait, for at most two seconds, until init is gone; then give back all that it had."""
-        gone = True
-        if self.pidfd >= 0:
-            gone = _readable(self.pidfd, 2000)
-        for name in LATE_DESCRIPTORS:
-            self.close_stream(name)
-        # What is stuck in the kernel keeps its ids and files as long as this process lives; a sweep takes the files.
-        if gone and self._range is not None and self._ranges is not None:
-            self._ranges.give_back(self._range)
-        if self.cgroup is not None:
-            self.cgroup.release()
-        if self.egress is not None:
-            self.egress.close()
-        for directory in (self.scratch, self.copy):
-            if gone and directory is not None:
-                directory.release()
-        self._disown()
-        tidy(self.prepared.host.state)
 
     def _disown(self) -> None:
         """What it had is given back, or somebody else's."""
@@ -353,15 +337,31 @@ class GiveBack:
     """What the janitor calls. It takes over all that a handle still owns, so that the handle is closed at once."""
 
     def __init__(self, handle: Handle) -> None:
-        self._owner = Handle(handle.prepared, handle.started_at)
-        for name in (*LATE_DESCRIPTORS, *LATE_THINGS, "_ranges"):
-            setattr(self._owner, name, getattr(handle, name))
+        self._state, self._ranges = handle.prepared.host.state, handle._ranges
+        self._fds = [getattr(handle, name) for name in LATE_DESCRIPTORS]
         for name in LATE_DESCRIPTORS:
             setattr(handle, name, -1)
+        self._range, self._cgroup, self._egress = handle._range, handle.cgroup, handle.egress
+        self._directories = [directory for directory in (handle.scratch, handle.copy) if directory is not None]
         handle._disown()
 
     def __call__(self) -> None:
-        self._owner.release()
+        """Wait, for at most two seconds, until init is gone; then give back all that it had."""
+        gone = self._fds[0] < 0 or _readable(self._fds[0], 2000)
+        for fd in self._fds:
+            if fd >= 0:
+                os.close(fd)
+        janitor.give_way()
+        # What is stuck in the kernel keeps its ids and files as long as this process lives; a sweep takes the files.
+        if gone and self._range is not None and self._ranges is not None:
+            self._ranges.give_back(self._range)
+        if self._cgroup is not None:
+            self._cgroup.release()
+        if self._egress is not None:
+            self._egress.close()
+        for directory in self._directories if gone else ():
+            directory.release()
+        tidy(self._state)
 
 
 _ranges: IdRanges | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
+import time
 
 from nsbox.light import TYPE_CHECKING, contextlib
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 IDLE_S = 1.0
+PATIENCE_S = 0.01  #: that a job gives way to launches, at most, and not where there are more jobs than
+MANY = 4
 LAST_S = 5.0  #: seconds that the end of the process waits for the last job
 
 _jobs: list[Callable[[], object]] = []
@@ -25,6 +28,8 @@ _wake: threading.Condition | None = None  #: made when there is work for a threa
 _making = _thread.allocate_lock()
 _thread_now: threading.Thread | None = None
 _busy = False
+#: an entry for each launch in this process that is not done; the thread gives way to them
+launches: list[None] = []
 _at_once = False  #: no thread: the interpreter ends, or the caller has nothing to do meanwhile
 
 
@@ -79,6 +84,13 @@ def _work(wake: threading.Condition) -> None:
             wake.notify_all()
 
 
+def give_way() -> None:
+    """For a job, where it may as well wait: launches first, for a while."""
+    until = time.monotonic() + PATIENCE_S
+    while launches and len(_jobs) < MANY and not _at_once and time.monotonic() < until:
+        time.sleep(0.0003)
+
+
 def flush() -> None:
     """Do all that is waiting, now, and wait for what the thread is about: at exit it would be cut off in the middle."""
     while True:
@@ -97,6 +109,7 @@ def _after_fork() -> None:
     """The jobs are the parent's; so is the thread, which no forked child has."""
     global _thread_now, _wake, _busy, _making
     _jobs.clear()
+    launches.clear()
     _thread_now, _wake, _busy, _making = None, None, False, _thread.allocate_lock()
 
 

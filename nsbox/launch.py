@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from nsbox import _native, copyin, probe, received, secrets
+from nsbox import _native, copyin, janitor, probe, received, secrets
 from nsbox._native import ffi, lib
 from nsbox.encode import Command, Ids, command, command_blob, launch_blob, waiting, window
 from nsbox.errors import HostError, SandboxUnavailable
@@ -34,6 +34,8 @@ __all__ = ["Argument", "CommandHandle", "Handle", "Prepared", "launch", "prepare
 #: for tests of what a broken launch leaves: (number of the stage, -errno or 1); see nsb_plan.fault
 fault: tuple[int, int] | None = None
 Argument = str | bytes | os.PathLike[str]
+#: seconds that init gets to itself, if it takes so long: what Python does meanwhile takes a processor from it
+HEAD_START_S = 0.02
 
 
 class NoIdmap(Exception):
@@ -103,6 +105,8 @@ def _streams(
 
 
 def _with(what: Command, given: Given) -> Command:
+    if given is NOTHING_GIVEN:
+        return what
     return what._replace(n_variables=len(given.variables), n_give=len(given.pipes))
 
 
@@ -153,6 +157,7 @@ def pipe(owned: contextlib.ExitStack, *, to_inside: bool, host_ids: tuple[int, i
 def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) -> Handle:
     """Start ``argv`` in a fresh sandbox, or none yet. Raises SpecError, SetupError or SandboxUnavailable; then nothing
     is left. The keywords are those of ``_launch``."""
+    janitor.launches.append(None)
     try:
         while True:
             try:
@@ -164,6 +169,8 @@ def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) 
         if told is None:
             raise
         raise told from error
+    finally:
+        janitor.launches.pop()
 
 
 def _without_idmap(prepared: Prepared, number: int) -> Prepared:
@@ -252,6 +259,7 @@ def _launch(
             _write_maps(handle)
         if prepared.net is not None:
             _connect(handle)
+        handle.await_news(HEAD_START_S)
         if handle.cgroup:
             handle.cgroup.joined()
         undo.pop_all()

@@ -19,8 +19,8 @@ else:
     import _signal as signal  # noqa: F401
     import _thread
     import sys
+    from _collections import _tuplegetter
     from _functools import _lru_cache_wrapper
-    from _operator import itemgetter
 
     class NamedTuple(tuple):
         """typing.NamedTuple by loops: the original generates and compiles code for each class, 0.2 ms."""
@@ -35,12 +35,19 @@ else:
                 return
             cls._field_defaults = {name: vars(cls)[name] for name in fields if name in vars(cls)}
             cls._fields = cls.__match_args__ = fields
+            cls._all_fields = len(fields)
+            cls._last = tuple(cls._field_defaults.values())  # a field after one with a default has one, too
             for number, name in enumerate(fields):
-                setattr(cls, name, property(itemgetter(number)))
+                setattr(cls, name, _tuplegetter(number, None))
 
         def __new__(cls, *args, **options):
-            if options or len(args) != len(cls._fields):
+            missing = cls._all_fields - len(args)
+            if options:
                 args = cls._complete(args, options)
+            elif missing:
+                if not 0 < missing <= len(cls._last):
+                    args = cls._complete(args, options)  # which says what is wrong
+                args = (*args, *cls._last[-missing:])
             return tuple.__new__(cls, args)
 
         @classmethod
@@ -61,10 +68,10 @@ else:
             return dict(zip(self._fields, self, strict=True))
 
         def _replace(self, **changes):
-            unknown = changes.keys() - set(self._fields)
-            if unknown:
-                raise ValueError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
-            return type(self)(**{**self._asdict(), **changes})
+            changed = tuple.__new__(type(self), map(changes.pop, self._fields, self))
+            if changes:
+                raise ValueError(f"{type(self).__name__} has no {', '.join(sorted(changes))}")
+            return changed
 
         __replace__ = _replace  # copy.replace() of Python 3.13
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsbox.plan.net import SocketSpec
+    from nsbox.resources.scratch import Scratch
 
 TMPFS, RAMFS = 0x01021994, 0x858458F6  # statfs(2)
 _PTMX = os.makedev(5, 2)
@@ -38,6 +39,21 @@ def directory(fd: int, what: str, *, filesystem: int | None = None, same: int | 
         good = good and os.path.samestat(status, os.fstat(same))
     if not good:
         raise wrong(what)
+
+
+def at_start(fds: dict[str, int], scratch: Scratch | None, tty: bool) -> None:
+    """What comes with NSB_MSG_STARTED, by name; with ``tty`` stdout is a terminal's master. Raises SandboxUnavailable
+    for one that is not what its name says."""
+    if "root_fd" in fds:
+        directory(fds["root_fd"], "its root")
+        if scratch is not None:
+            directory(fds["scratch_fd"], "its scratch directory", same=scratch.fd)
+        else:
+            directory(fds["scratch_fd"], "its scratch file system", filesystem=TMPFS)
+    if "secrets_fd" in fds:
+        directory(fds["secrets_fd"], "its secrets", filesystem=RAMFS)
+    if tty:
+        terminal(fds["stdout"])
 
 
 def terminal(fd: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import pairwise
 
 from nsbox import inputs
 from nsbox.errors import CommandFailed, LimitExceeded, TimeoutExceeded
@@ -50,7 +49,7 @@ class Result:
         self.stdout, self.stderr = run.stdout.data, run.stderr.data
         self.stdout_truncated, self.stderr_truncated = run.stdout.truncated, run.stderr.truncated
         self.timing = _timing(run)  #: milliseconds: ``setup_ms``, ``run_ms``, ``teardown_ms``, ``total_ms``
-        self.steps = _steps(run.stamps)  #: microseconds from one set-up stage's end to the next, as measured in C
+        self.steps = run.steps  #: microseconds from one set-up stage's end to the next, as measured in C
         #: what was used, by name with its unit; None where nothing tells
         self.usage: dict[str, float | int | None] = {name: run.usage.get(name) for name in _USAGE}
         #: layer → ``strength`` (kernel, watched or none) and ``how``
@@ -139,8 +138,3 @@ def _timing(run: Run) -> dict[str, float]:
         "total_ms": now - began,
     }
     return {name: round(max(0.0, value) * 1000, 3) for name, value in parts.items()}
-
-
-def _steps(stamps: dict[str, int]) -> dict[str, float]:
-    ordered = sorted((at, name) for name, at in stamps.items() if name != "run")
-    return {name: round((at - before) / 1000, 1) for (before, _), (at, name) in pairwise(ordered)}

@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import time
+from itertools import pairwise
 
 from nsbox import received
 from nsbox._native import STAGES, ffi, lib
@@ -67,6 +68,7 @@ class Run:
         self.status: int | None = None
         self.usage: dict[str, float] = {}
         self.stamps: dict[str, int] = {}
+        self.steps: dict[str, float] = {}  #: microseconds from one stage's end to the next
         self.ended_at = 0.0
         self.streams = streams  #: whether output is read; while it is not, the payload waits once its pipe is full
         # An int is a descriptor that is read as far as the payload takes it: nothing piles up here.
@@ -262,32 +264,40 @@ class Run:
                 self.error = HostError(why, remedy="raise the limit on open files: ulimit -n", errno=-ret)
                 self.handle.kill()
             return
-        self.stamps.update((STAGES[i], message.stamps[i]) for i in range(len(STAGES)) if message.stamps[i])
-        self._take(message.type == lib.NSB_MSG_STARTED and not self.started, ret)
-        if message.type == lib.NSB_MSG_STARTED and not self.started:
+        kind = message.type
+        first = kind == lib.NSB_MSG_STARTED and not self.started
+        self._take(first, ret)
+        if first:
             self.started, self.pid = True, message.pid
             self.handle.payload = message.pid
+        if first or kind != lib.NSB_MSG_STARTED:
+            self.stamps.update((name, at) for name, at in zip(STAGES, message.stamps, strict=False) if at)
+        if first:
+            self.steps = _steps(self.stamps)
         if not -MAX_ERRNO <= message.err <= 0:  # from somebody hostile: anything can be in it
             message.err = -errno.EPROTO
-        if message.type == lib.NSB_MSG_FAILED:
+        if kind == lib.NSB_MSG_FAILED:
             self.error = failure(self.handle.prepared, message)
-        elif message.type == lib.NSB_MSG_EXEC_FAILED:
+        elif kind == lib.NSB_MSG_EXEC_FAILED:
             self.error = CommandError("", -message.err, 127 if message.status == 127 else 126)
-        elif message.type == lib.NSB_MSG_JOIN:
+        elif kind == lib.NSB_MSG_JOIN:
             self.joinable = True
-        elif message.type == lib.NSB_MSG_EXITED:
+        elif kind in (lib.NSB_MSG_EXITED, lib.NSB_MSG_ENDED):
+            self._learn_end(message)
+
+    def _learn_end(self, message: Any) -> None:
+        if self.status is None:
             self.status, self.ended_at, self._hung = message.status, time.monotonic(), False
             self.handle.close_stream("stdin")
-        elif message.type == lib.NSB_MSG_ENDED:
+        if message.type == lib.NSB_MSG_ENDED:
             self._ended = self.handle.settled = True
-        if message.type in (lib.NSB_MSG_EXITED, lib.NSB_MSG_ENDED):
-            self.usage = {
-                "cpu_user_s": message.utime_us / 1e6,
-                "cpu_system_s": message.stime_us / 1e6,
-                "memory_peak_bytes": message.maxrss_kb * 1024,
-                "io_read_bytes": message.inblock * 512,
-                "io_write_bytes": message.oublock * 512,
-            }
+        self.usage = {
+            "cpu_user_s": message.utime_us / 1e6,
+            "cpu_system_s": message.stime_us / 1e6,
+            "memory_peak_bytes": message.maxrss_kb * 1024,
+            "io_read_bytes": message.inblock * 512,
+            "io_write_bytes": message.oublock * 512,
+        }
 
     def _take(self, first: bool, got: int) -> None:
         """Keep the descriptors of the first NSB_MSG_STARTED, if they are as many as were asked for: the root and the
@@ -301,7 +311,7 @@ class Run:
         wanted = first and len(fds) == len(names)
         if wanted:
             try:
-                self._check(dict(zip(names, fds, strict=True)))
+                received.at_start(dict(zip(names, fds, strict=True)), self.handle.scratch, bool(self._tty))
             except (OSError, SandboxUnavailable) as error:
                 self.error = error if isinstance(error, SandboxUnavailable) else received.wrong("a descriptor")
                 self.handle.abandon()
@@ -319,20 +329,6 @@ class Run:
             self.handle.stdin = os.dup(fds[-1])
             if callable(self._tty):
                 self._tty(fds[-1])
-
-    def _check(self, fds: dict[str, int]) -> None:
-        """Raises SandboxUnavailable for a descriptor that is not what its name says."""
-        scratch = self.handle.scratch
-        if "root_fd" in fds:
-            received.directory(fds["root_fd"], "its root")
-            if scratch is not None:
-                received.directory(fds["scratch_fd"], "its scratch directory", same=scratch.fd)
-            else:
-                received.directory(fds["scratch_fd"], "its scratch file system", filesystem=received.TMPFS)
-        if "secrets_fd" in fds:
-            received.directory(fds["secrets_fd"], "its secrets", filesystem=received.RAMFS)
-        if self._tty:
-            received.terminal(fds["stdout"])
 
     def _init_gone(self) -> None:
         """Whoever watches inside is gone: take what it has said and what the pipes still hold, without waiting."""
@@ -352,6 +348,11 @@ class Run:
                 pass
         self._gone = True
         self.ended_at = self.ended_at or time.monotonic()
+
+
+def _steps(stamps: dict[str, int]) -> dict[str, float]:
+    ordered = sorted((at, name) for name, at in stamps.items())
+    return {name: round((at - before) / 1000, 1) for (before, _), (at, name) in pairwise(ordered)}
 
 
 def _hung_up(control: int) -> bool:

@@ -164,7 +164,8 @@ class _Apply(Job):
             self.put_directory(entry, at, name, now)
         elif entry.kind not in ("file", "symlink"):
             raise ValueError(f"a {entry.kind} is only listed, never made")
-        elif entry.change == MODE_CHANGED and now is not None:
+        elif entry.change == MODE_CHANGED and now is not None and now.st_nlink == 1:
+            # A file with other names, perhaps outside of the workspace, is replaced: they would change with it.
             copying.change_mode(at, name, entry.mode)
         else:
             self.replace(entry, at, name, now)

@@ -250,9 +250,9 @@ static long polled(struct pollfd_ *fds, unsigned long n, const void *timeout)
 }
 
 /* The helper's own thread runs when somebody waits for it, to its end. */
-static long slept(int *word)
+static long slept(void)
 {
-    if (word != kernel.running || !kernel.thread)
+    if (!kernel.thread)
         leave();
     jmp_buf *outer = kernel.leave;
     kernel.leave = &kernel.thread_ended;
@@ -260,7 +260,7 @@ static long slept(int *word)
         kernel.thread(kernel.argument);
     kernel.leave = outer;
     kernel.thread = NULL;
-    *word = 0;
+    *kernel.running = 0;
     return 0;
 }
 
@@ -326,7 +326,7 @@ static long answer(long n, long a, long b, long c, long d, long e)
     }
     case __NR_wait4: return waited((int *)b, (void *)d);
     case __NR_ppoll: return polled((struct pollfd_ *)a, (unsigned long)b, (const void *)c);
-    case __NR_futex: return c == 0 ? slept((int *)a) : 0;
+    case __NR_futex: return b == 0 /* FUTEX_WAIT */ ? slept() : 0;
     case __NR_read: {
         size_t size = script();
         if (size == 0xff)
@@ -354,6 +354,11 @@ static long answer(long n, long a, long b, long c, long d, long e)
         if (d)
             memset((void *)d, 0xff, 16);
         return fails_or(0);
+    case __NR_sched_getaffinity: {
+        size_t size = script() % 17 * 8;
+        return size && size <= (size_t)b ? (long)fill((void *)c, size) : -EINVAL_;
+    }
+    case __NR_getcpu: *(unsigned *)a = script() * 37; return fails_or(0);
     case __NR_sched_setaffinity: look((const void *)c, (size_t)b); return fails_or(0);
     case __NR_seccomp: {
         const struct sock_fprog *program = (const void *)c;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The whole helper from its first instruction, with one request: for a sandbox, or of another kind. The script says whether the run follows the
- * zygote, its init, init's network thread or the payload up to execve(2).
+ * zygote, its init, init's builder or the payload up to execve(2).
  */
 #include "harness.h"
 #include "helper.h"

@@ -159,6 +159,7 @@ def check_apply(
     before=[("mkdir", "a"), ("mkdir", "a/b"), ("write", "a/b/c", "x", 1)], ops=[("remove", "a/b"), ("fifo", "a/b")]
 )
 @example(before=[("write", "a", "x", 1)], ops=[("remove", "a"), ("symlink", "a", "/nonexistent/x")])
+@example(before=[("write", "a", "x", 1), ("link", "a", "c")], ops=[("chmod", "a", 0o600)])
 @given(before=st.lists(OPS, max_size=12), ops=st.lists(OPS, max_size=16))
 def test_round_trip(job: Job, before: list[Any], ops: list[Any]) -> None:
     check(job(before, ops))
