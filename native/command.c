@@ -28,11 +28,12 @@ static const char *string_at(const struct command *c, uint32_t offset)
     return c->base + (offset && offset < c->is->size ? offset : c->is->size - 1);
 }
 
-/* count strings one after the other: all of them must end before the blob does, which ends in NUL. */
-static int strings_valid(const char *base, uint64_t size, uint32_t offset, uint32_t count)
+/* count strings one after the other, all of which must end at limit. There the array begins that is filled with pointers to
+ * them: were it on top of one, that would have no end any more. */
+static int strings_valid(const char *base, uint32_t limit, uint32_t offset, uint32_t count)
 {
-    const char *s = base + offset, *end = base + size;
-    if (offset >= size)
+    const char *s = base + offset, *end = base + limit;
+    if (offset >= limit)
         return count == 0;
     while (count && s < end) {
         s += str_len(s) + 1;
@@ -45,9 +46,9 @@ int command_valid(const char *base, uint64_t size, const struct nsb_command *c)
 {
     uint64_t pointers = ((uint64_t)c->argc + c->envc + c->n_variables + 2) * sizeof(char *);
     return c->magic == NSB_MAGIC && c->size == size && base[size - 1] == 0 && c->n_join <= NSB_MAX_JOIN &&
-           c->n_give <= NSB_MAX_GIVE && c->pointers % 8 == 0 && c->pointers >= sizeof *c && pointers <= size &&
-           c->pointers <= size - pointers &&
-           strings_valid(base, size, c->argv, c->argc) && strings_valid(base, size, c->envp, c->envc);
+           c->n_give <= NSB_MAX_GIVE && c->pointers % 8 == 0 && c->pointers >= sizeof *c && pointers < size &&
+           c->pointers < size - pointers &&
+           strings_valid(base, c->pointers, c->argv, c->argc) && strings_valid(base, c->pointers, c->envp, c->envc);
 }
 
 static unsigned n_given(const struct command *c) { return (c->is->n_variables > 0) + c->is->n_give; }

@@ -48,7 +48,7 @@ static long exchange(int sock, const void *batch, size_t size)
             int err = *(const int *)(const void *)(buffer + at + sizeof *head);
             if (head->nlmsg_type == NLMSG_ERROR && (err || head->nlmsg_seq == NSB_LAST_MESSAGE))
                 return err;
-            if (head->nlmsg_len < sizeof *head)
+            if (head->nlmsg_len < sizeof *head || head->nlmsg_len > (unsigned long)(n - at))
                 return -EPROTO;
             at += NLMSG_ALIGN(head->nlmsg_len);
         }

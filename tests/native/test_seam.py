@@ -285,6 +285,17 @@ def test_hostile_commands(good: Sent, name: str, place: int, value: int) -> None
     ), name
 
 
+def test_pointers_on_top_of_what_they_lead_to_are_refused(good: Sent) -> None:
+    """Once they are filled in, nothing there would end in NUL any more."""
+    places = dict(command_fields())
+    argv, envp, pointers = (struct.unpack_from("I", good.blob, places[name])[0] for name in ("argv", "envp", "pointers"))
+    assert max(argv, envp) < pointers, "the control: they come after the strings"
+    for offset in (argv // 8 * 8, envp // 8 * 8, pointers + 8):
+        blob = bytearray(good.blob)
+        struct.pack_into("I", blob, places["pointers"], offset)
+        assert refused(send(bytes(blob))), offset
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
 def test_a_wrong_number_of_descriptors_is_refused(good: Sent, count: int) -> None:
     with pipes() as (out, err):
