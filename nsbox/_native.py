@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+from itertools import pairwise
 
 from nsbox.errors import SandboxUnavailable
 from nsbox.light import TYPE_CHECKING, contextlib, threading
@@ -30,6 +31,12 @@ STAGES: tuple[str, ...] = tuple(
     for _, name in sorted(ffi.typeof("enum nsb_stage").elements.items())
     if name.startswith("NSB_STAGE_")
 )
+
+
+def steps(stamps: dict[str, int]) -> dict[str, float]:
+    """Microseconds from one stage's end to the next."""
+    ordered = sorted((at, name) for name, at in stamps.items())
+    return {name: round((at - before) / 1000, 1) for (before, _), (at, name) in pairwise(ordered)}
 
 
 class Zygote:

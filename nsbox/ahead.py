@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nsbox import inputs
 from nsbox._native import lib
 from nsbox.crossing import Crossing
 from nsbox.encode import command, window
@@ -26,7 +27,7 @@ def handshake(handle: Handle) -> Run:
     run = Run(handle, timeout=START_TIMEOUT_S, streams=False)
     held, handle.stdin = handle.stdin, -1  # it is for the program: a run without input would end it
     try:
-        drive([run], until=lambda: run.started or run.error is not None)
+        drive(run, until=lambda: run.started or run.error is not None)
     finally:
         handle.stdin = held
     if run.error is not None:
@@ -48,6 +49,7 @@ class Ahead:
         except BaseException:
             self.handle.close()
             raise
+        self.handle.inputs = inputs.describe(prepared)
         self.made_at = time.time()
         self.identity = identity(self.handle)
 

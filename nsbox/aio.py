@@ -86,10 +86,10 @@ class Watch:
     def _interests(self) -> dict[int, int]:
         while True:
             found = self._run.interests()
-            self._names = {fd: name for fd, (_, name, _) in found.items()}
+            self._names = {fd: name for fd, (name, _) in found.items()}
             source = next((fd for fd, name in self._names.items() if name == "source"), -1)
             if source < 0 or _can_wait(source):
-                return {fd: events for fd, (_, _, events) in found.items()}
+                return {fd: events for fd, (_, events) in found.items()}
             self._run.on_event("source", source)  # a file is always ready
 
     def _register(self, fd: int, events: int) -> None:

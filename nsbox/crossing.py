@@ -43,7 +43,6 @@ class Crossing:
         self.record: Record | None = None
         self.began = time.time()
         self._handle: Handle | None = None
-        self._inputs: list[dict[str, Any]] = []  #: with hashes, where there is a log
         self._failed: NsboxError | None = None
         self._over = False  #: the record has its end
         if spec.export is not None:
@@ -80,8 +79,8 @@ class Crossing:
             max_lifetime_s=self.longest(),
             pid=os.getpid(),
         )
-        self._inputs = inputs.with_hashes(inputs.describe(handle.prepared))
-        for entry in self._inputs:
+        handle.inputs = inputs.with_hashes(inputs.of(handle))
+        for entry in handle.inputs:
             record.input(entry["path"], entry["kind"], entry["mode"], entry["bytes"], entry.get("sha256"))
         for secret in handle.secrets.secrets:
             record.secret_delivered(secret.name, secret.deliver, secret.ttl)
@@ -158,7 +157,7 @@ class Crossing:
                 from nsbox.ports import publish_all
 
                 forwards = publish_all(publish, watch.handle, watch)
-            drive([watch])
+            drive(watch)
             return self.conclude(watch)
         finally:
             for forward in forwards:
@@ -184,8 +183,6 @@ class Crossing:
         """The run is over: limits, outputs, the end. Raises SpecError for an incomplete set to apply, LogError, which
         says what was taken out before the log failed."""
         lifetime = time.time() - self.began
-        if self._inputs:
-            result.boundary["inputs"] = self._inputs
         if self._failed is not None:
             raise self._failed
         if self.record is not None:  # before anything is taken out: a log that fails by now stops it

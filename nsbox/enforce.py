@@ -204,7 +204,7 @@ class Enforcer:
             self.hit("disk", self._limits.disk)
         if self._cgroup is None:
             return None
-        counters = self._cgroup.counters()
+        counters = self._cgroup.counters(times="cpu_user_s" not in usage)
         for name in ("cpu", "io", "memory"):
             waited = counters[f"pressure_{name}_us"]
             if waited is not None:

@@ -6,6 +6,7 @@ import os
 import stat
 
 from nsbox._native import lib
+from nsbox.handle import Handle
 from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.prepared import Prepared
 
@@ -30,6 +31,11 @@ def describe(prepared: Prepared) -> list[dict[str, Any]]:
         mode = _MODES.get(source.option, "ro")
         found.append({"path": source.path, "kind": source.option, "mode": mode, "bytes": size})
     return found
+
+
+def of(handle: Handle) -> list[dict[str, Any]]:
+    """The same for a sandbox, whose sources may have been looked at when it was made."""
+    return describe(handle.prepared) if handle.inputs is None else [dict(entry) for entry in handle.inputs]
 
 
 def with_hashes(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nsbox import janitor, pausing, watch
+from nsbox import inputs, janitor, pausing, watch
 from nsbox._native import ffi, lib
 from nsbox.ahead import identity, namespaces_of, proof
 from nsbox.errors import SandboxUnavailable
@@ -24,7 +24,7 @@ from nsbox.handle import Handle
 from nsbox.launch import launch, pipe
 from nsbox.prepared import Prepared
 from nsbox.streams import Stream
-from nsbox.supervise import CHUNK, PIPE_MAX, Run, turn
+from nsbox.supervise import CHUNK, PIPE_MAX, Run
 from nsbox.template import MOST_ANSWER, Template
 
 if TYPE_CHECKING:
@@ -141,12 +141,13 @@ class Lease(Run):
         if "cpu_time" in self.handle.prepared.plan.limits.watch:
             self._used = self.enforcer.used()
         if self.handle.cgroup is not None:
-            self.handle.cgroup.counters(pressure=False)  # opens what will be read at the end
+            self.handle.cgroup.counters()  # opens what will be read at the end
+        self.prepare()
 
-    def interests(self) -> dict[int, tuple[Run, str, int]]:
+    def interests(self) -> dict[int, tuple[str, int]]:
         wanted = super().interests()
         if self.interpreter.answer >= 0:
-            wanted[self.interpreter.answer] = (self, "answer", select.POLLIN | (select.POLLOUT if self._request else 0))
+            wanted[self.interpreter.answer] = ("answer", select.POLLIN | (select.POLLOUT if self._request else 0))
         return wanted
 
     def on_event(self, name: str, fd: int) -> None:
@@ -249,7 +250,7 @@ def _wait(run: Run, until: Callable[[], bool]) -> None:
             raise run.error
         if run.reason is not None or run.status is not None or run.handle.control < 0:
             raise SandboxUnavailable("a sandbox for a pool did not start", remedy="run: nsbox doctor")
-        turn([run])
+        run.turn()
 
 
 def make(
@@ -281,6 +282,7 @@ def make(
         handle.scratch_fd, handle.root_fd, handle.secrets_fd = box.scratch_fd, box.root_fd, box.secrets_fd
         lease.deadline, lease.template = None, template
         lease.identity = identity(handle) | {"namespaces": namespaces}
+        handle.inputs = inputs.describe(prepared)
         lease.settle()
         undo.pop_all()
     return lease

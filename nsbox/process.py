@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nsbox._native import lib
 from nsbox.errors import CommandError, NsboxError, SandboxUnavailable, SetupError
 from nsbox.report import Result
-from nsbox.supervise import Run, turn
+from nsbox.supervise import Run
 
 if TYPE_CHECKING:
     from nsbox.commands import Commands
@@ -201,7 +201,7 @@ class Process:
                 return
             try:
                 if not self.watched.over:
-                    turn([self.watched], limit)
+                    self.watched.turn(limit)
             except BaseException as error:
                 self.fail(error)
                 raise

@@ -337,7 +337,7 @@ def _ask(lease: Lease, request: dict[str, Any], bounds: tuple[Any, Any], argv: l
         lease.ask(request, *bounds)
     except (TypeError, ValueError) as error:
         raise SpecError(f"inputs: a value is not JSON: {error}") from None
-    drive([lease])
+    drive(lease)
     if lease.error is not None:
         raise lease.error
     return PythonResult(lease, lease.handle.id, argv)

@@ -57,7 +57,7 @@ class Result:
         verdict = run.handle.prepared.verdict
         #: what crossed: ``inputs``, ``outputs``, ``destinations``, ``secrets``, ``sensitive_mounts``
         self.boundary: dict[str, list[dict[str, Any]]] = {
-            "inputs": inputs.describe(run.handle.prepared),
+            "inputs": inputs.of(run.handle),
             "destinations": run.handle.egress.record() if run.handle.egress else [],
             "sensitive_mounts": [item._asdict() for item in verdict.let_through] if verdict else [],
             "outputs": [],

@@ -1,4 +1,4 @@
-"""Watches sandboxes until they end: streams, deadlines, messages of init, and the kill. One poll loop, no threads.
+"""Watches a sandbox until it ends: streams, deadlines, messages of init, and the kill. One poll loop, no threads.
 
 A run is over when init has said that nothing is left inside and both streams are at their end, or when init itself is
 gone. A descendant that holds a stream cannot delay that: init kills everything once the payload has ended.
@@ -10,10 +10,9 @@ import errno
 import os
 import select
 import time
-from itertools import pairwise
 
 from nsbox import received
-from nsbox._native import STAGES, ffi, lib
+from nsbox._native import STAGES, ffi, lib, steps
 from nsbox.enforce import Enforcer
 from nsbox.errors import CommandError, HostError, NsboxError, SandboxUnavailable
 from nsbox.failures import failure
@@ -22,7 +21,7 @@ from nsbox.light import TYPE_CHECKING, contextlib, signal
 from nsbox.streams import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
 CHUNK = 65536
@@ -41,6 +40,8 @@ class Run:
         self.handle = handle
         self.enforcer = Enforcer(handle.limits, handle.watch_for, handle, handle.cgroup)
         self._message, self._fds = ffi.new("struct nsb_msg *"), ffi.new("int[]", 5)
+        self._poll = select.poll()
+        self._waited: dict[int, tuple[str, int]] = {}  #: what it was told to wait for
         self.expect(**options)
 
     def expect(
@@ -95,8 +96,8 @@ class Run:
         """Whether the sandbox's side has told of the end of everything."""
         return self._ended
 
-    def interests(self) -> dict[int, tuple[Run, str, int]]:
-        """Descriptor → what to wait for on it."""
+    def interests(self) -> dict[int, tuple[str, int]]:
+        """Descriptor → its name, and what to wait for on it (poll(2))."""
         h = self.handle
         wanted = [(h.pidfd, "pidfd", select.POLLIN)]
         if self.streams:
@@ -107,7 +108,7 @@ class Run:
         if idle and h.stdin >= 0:
             wanted.append((self._source, "source", select.POLLIN))
         wanted += [(fd, "cgroup", events) for fd, events in self.enforcer.interests().items()]
-        return {fd: (self, name, events) for fd, name, events in wanted if fd >= 0}
+        return {fd: (name, events) for fd, name, events in wanted if fd >= 0}
 
     def next_time(self) -> float | None:
         """When ``on_time`` must be called at the latest (time.monotonic())."""
@@ -183,6 +184,34 @@ class Run:
                 self.stop(exceeded)
         elif name == "pidfd":
             self._init_gone()
+
+    def prepare(self) -> None:
+        """Tell poll(2) what to wait for, as far as that has changed."""
+        wanted, before = self.interests(), self._waited
+        if wanted == before:
+            return
+        for fd in before.keys() - wanted.keys():
+            self._poll.unregister(fd)
+        for fd, (name, events) in wanted.items():
+            if before.get(fd) != (name, events):
+                self._poll.register(fd, events)
+        self._waited = wanted
+
+    def turn(self, limit: float | None = None) -> None:
+        """Wait until something happens, or until ``limit`` (time.monotonic()), and act on it."""
+        self.prepare()
+        at = self.next_time()
+        if limit is not None:
+            at = limit if at is None else min(at, limit)
+        pause = None if at is None else max(0.0, at - time.monotonic()) * 1000 + 0.5
+        waited = self._waited
+        with contextlib.suppress(InterruptedError):
+            ready = self._poll.poll(pause)
+            # pidfd last: what init has said and written comes before the news of its end.
+            ready.sort(key=lambda item: waited[item[0]][0] == "pidfd")
+            for fd, _ in ready:
+                self.on_event(waited[fd][0], fd)
+        self.on_time(time.monotonic())
 
     def conclude(self) -> list[dict[str, Any]]:
         """After the end: settle the reason and the usage; the limits that were touched, in order."""
@@ -273,7 +302,7 @@ class Run:
         if first or kind != lib.NSB_MSG_STARTED:
             self.stamps.update((name, at) for name, at in zip(STAGES, message.stamps, strict=False) if at)
         if first:
-            self.steps = _steps(self.stamps)
+            self.steps = steps(self.stamps)
         if not -MAX_ERRNO <= message.err <= 0:  # from somebody hostile: anything can be in it
             message.err = -errno.EPROTO
         if kind == lib.NSB_MSG_FAILED:
@@ -350,11 +379,6 @@ class Run:
         self.ended_at = self.ended_at or time.monotonic()
 
 
-def _steps(stamps: dict[str, int]) -> dict[str, float]:
-    ordered = sorted((at, name) for name, at in stamps.items())
-    return {name: round((at - before) / 1000, 1) for (before, _), (at, name) in pairwise(ordered)}
-
-
 def _hung_up(control: int) -> bool:
     """Whether the other end of a socket is closed, whatever it still holds."""
     poll = select.poll()
@@ -363,32 +387,8 @@ def _hung_up(control: int) -> bool:
     return control < 0 or bool(poll.poll(0))
 
 
-def turn(runs: Iterable[Run], limit: float | None = None) -> None:
-    """Wait until something happens to one of them, or until ``limit`` (time.monotonic()), and act on it."""
-    poll, owners = select.poll(), {}
-    times = [] if limit is None else [limit]
-    for run in runs:
-        for fd, (owner, name, events) in run.interests().items():
-            poll.register(fd, events)
-            owners[fd] = (owner, name)
-        at = run.next_time()
-        times += [] if at is None else [at]
-    pause = None if not times else max(0.0, min(times) - time.monotonic()) * 1000 + 0.5
-    with contextlib.suppress(InterruptedError):
-        # pidfd last: what init has said and written comes before the news of its end.
-        ready = sorted(poll.poll(pause), key=lambda item: owners[item[0]][1] == "pidfd")
-        for fd, _ in ready:
-            owner, name = owners[fd]
-            owner.on_event(name, fd)
-    now = time.monotonic()
-    for run in runs:
-        run.on_time(now)
-
-
-def drive(runs: Iterable[Run], until: Callable[[], bool] | None = None) -> None:
-    """Watch all of them until each is over, or ``until`` says so. Whatever is raised meanwhile (KeyboardInterrupt)
-    leaves them running; the caller closes the handles."""
-    waiting = [run for run in runs if not run.over]
-    while waiting and not (until and until()):
-        turn(waiting)
-        waiting = [run for run in waiting if not run.over]
+def drive(run: Run, until: Callable[[], bool] | None = None) -> None:
+    """Watch until it is over, or ``until`` says so. Whatever is raised meanwhile (KeyboardInterrupt) leaves it running;
+    the caller closes the handle."""
+    while not run.over and not (until and until()):
+        run.turn()

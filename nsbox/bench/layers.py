@@ -98,7 +98,7 @@ def launched(prepared: Any) -> Callable[[], None]:
         handle = launch(prepared, [TRUE])
         try:
             watch = Run(handle)
-            drive([watch])
+            drive(watch)
             if watch.status != 0:
                 raise RuntimeError(f"{TRUE} in a sandbox: {watch.error or watch.status}")
         finally:

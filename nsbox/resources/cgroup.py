@@ -75,14 +75,18 @@ class Cgroup:
             group.set(wanted)
         self.wanted = wanted
 
-    def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
+    def counters(self, *, pressure: bool = True, times: bool = True) -> dict[str, int | None]:
         """Everything in COUNTERS; None where the kernel does not tell. Costs some tens of microseconds, half of them
-        for the ``pressure`` of PSI."""
+        for the ``pressure`` of PSI; processor ``times`` some more."""
         found: dict[str, int | None] = dict.fromkeys(COUNTERS)
         # On a hybrid host both trees count processor time, from slightly different moments on: v2 has the last word, as
         # in ``cpu_usage_us``.
         for group in sorted(self._groups, key=lambda group: group is self._v2):
-            found |= {name: value for name, value in group.counters(pressure=pressure).items() if value is not None}
+            found |= {
+                name: value
+                for name, value in group.counters(pressure=pressure, times=times).items()
+                if value is not None
+            }
         return found
 
     def cpu_usage_us(self) -> int | None:

@@ -85,10 +85,10 @@ class Child(Cgroup):
         except OSError:
             self._no_peak = True
 
-    def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
+    def counters(self, *, pressure: bool = True, times: bool = True) -> dict[str, int | None]:
         """As ``Cgroup.counters``, of this command alone; of a group without limits only what is cheap."""
         if self.limited:
-            return super().counters(pressure=pressure)
+            return super().counters(pressure=pressure, times=times)
         found: dict[str, int | None] = dict.fromkeys(COUNTERS)
         for group in self._groups:
             found |= _of_v2(group) if isinstance(group, v2.Group) else _of_v1(group)

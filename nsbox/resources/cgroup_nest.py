@@ -18,7 +18,7 @@ PARENT = "nsbox"  #: the one group of ours in a hierarchy; everything else of ou
 V1_NAME = {"io": "blkio"}  #: controllers that were called otherwise
 LIMITS: tuple[Limit, ...] = ("memory", "pids", "cpu", "io")
 COUNTERS = (
-    *("memory_peak_bytes", "memory_failcnt", "oom_kills", "pids_peak", "pids_events"),
+    *("memory_peak_bytes", "oom_kills", "pids_peak", "pids_events"),
     *("cpu_usage_us", "cpu_user_us", "cpu_system_us", "cpu_throttled_count", "cpu_throttled_us"),
     *("io_read_bytes", "io_write_bytes", "pressure_cpu_us", "pressure_io_us", "pressure_memory_us"),
 )

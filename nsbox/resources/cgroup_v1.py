@@ -96,12 +96,11 @@ class Group(BaseGroup):
             for name, value in reversed(values):
                 self.write(name, value)
 
-    def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
-        """What this hierarchy knows; of ``pressure`` it knows nothing."""
+    def counters(self, *, pressure: bool = True, times: bool = True) -> dict[str, int | None]:
+        """What this hierarchy knows; of ``pressure`` it knows nothing. Processor time only with ``times``."""
         found: dict[str, int | None] = {}
         if "memory" in self.controllers:
             found["memory_peak_bytes"] = self.number("memory.max_usage_in_bytes")
-            found["memory_failcnt"] = self.number("memory.failcnt")
             # oom_kill came with Linux 4.13
             found["oom_kills"] = fs.flat(self.text("memory.oom_control")).get("oom_kill")
         if "pids" in self.controllers:
@@ -111,7 +110,7 @@ class Group(BaseGroup):
             stat = fs.flat(self.text("cpu.stat"))
             found["cpu_throttled_count"] = stat.get("nr_throttled")
             found["cpu_throttled_us"] = stat["throttled_time"] // 1000 if "throttled_time" in stat else None
-        if "cpuacct" in self.controllers:
+        if times and "cpuacct" in self.controllers:
             found |= self._cpu_time()
         if "blkio" in self.controllers:
             text = self.text("blkio.throttle.io_service_bytes_recursive")

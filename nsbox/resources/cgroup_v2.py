@@ -187,17 +187,18 @@ class Group(BaseGroup):
                 pairs = zip(("rbps", "wbps", "riops", "wiops"), one[1:], strict=True)
                 self.write("io.max", " ".join([one.device, *(f"{k}={'max' if v is None else v}" for k, v in pairs)]))
 
-    def counters(self, *, pressure: bool = True) -> dict[str, int | None]:
-        """What this tree knows; the time processes waited for a resource is under ``pressure_*_us``."""
+    def counters(self, *, pressure: bool = True, times: bool = True) -> dict[str, int | None]:
+        """What this tree knows; the time processes waited for a resource is under ``pressure_*_us``. Processor time is
+        surely there only with ``times``."""
         found: dict[str, int | None] = {}
         if "memory" in self.controllers:
             events = fs.flat(self.text("memory.events"))
             found["memory_peak_bytes"] = self.number("memory.peak")  # Linux 5.19
-            found["memory_failcnt"], found["oom_kills"] = events.get("max"), events.get("oom_kill")
+            found["oom_kills"] = events.get("oom_kill")
         if "pids" in self.controllers:
             found["pids_peak"] = self.number("pids.peak")  # Linux 6.11
             found["pids_events"] = fs.flat(self.text("pids.events")).get("max")
-        stat = fs.flat(self.text("cpu.stat"))
+        stat = fs.flat(self.text("cpu.stat")) if times or "cpu" in self.controllers else {}
         for name in ("usage", "user", "system"):
             found[f"cpu_{name}_us"] = stat.get(f"{name}_usec")
         if "cpu" in self.controllers:

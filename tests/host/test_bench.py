@@ -55,7 +55,7 @@ def test_a_cut_sandbox_lacks_what_was_left_out() -> None:
         handle = launch(layers._Cut().prepared(*has), ["sh", "-c", "ls /proc | head -1; grep -c : /proc/net/dev"])
         try:
             watch = Run(handle)
-            drive([watch])
+            drive(watch)
             return watch.stdout.data.split()
         finally:
             handle.close()

@@ -88,7 +88,6 @@ def test_memory_hog_is_killed_and_counted(hierarchy: Hierarchy) -> None:
         counters = made.counters()
     assert counters["oom_kills"] is not None
     assert counters["oom_kills"] >= 1
-    assert counters["memory_failcnt"]
     assert counters["memory_peak_bytes"] is None or 24 * MIB <= counters["memory_peak_bytes"] <= 32 * MIB
 
 

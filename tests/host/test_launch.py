@@ -328,7 +328,7 @@ def test_payload_outlives_the_thread_that_launched_it() -> None:
     thread.join()
     with contextlib.closing(handles[0]) as handle:
         watch = Run(handle)
-        drive([watch])
+        drive(watch)
         assert (watch.status, watch.stdout.data) == (0, b"survived\n")
 
 

@@ -288,7 +288,9 @@ def test_hostile_commands(good: Sent, name: str, place: int, value: int) -> None
 def test_pointers_on_top_of_what_they_lead_to_are_refused(good: Sent) -> None:
     """Once they are filled in, nothing there would end in NUL any more."""
     places = dict(command_fields())
-    argv, envp, pointers = (struct.unpack_from("I", good.blob, places[name])[0] for name in ("argv", "envp", "pointers"))
+    argv, envp, pointers = (
+        struct.unpack_from("I", good.blob, places[name])[0] for name in ("argv", "envp", "pointers")
+    )
     assert max(argv, envp) < pointers, "the control: they come after the strings"
     for offset in (argv // 8 * 8, envp // 8 * 8, pointers + 8):
         blob = bytearray(good.blob)
@@ -373,7 +375,7 @@ def test_messages_to_init_that_mean_nothing(good: Sent) -> None:
         from nsbox.supervise import Run, drive
 
         watch = Run(handle)
-        drive([watch])
+        drive(watch)
         assert watch.status == 5 << 8
 
 

@@ -35,7 +35,6 @@ V1_FILES = {
         "memory.limit_in_bytes": "9223372036854771712\n",
         "memory.memsw.limit_in_bytes": "9223372036854771712\n",
         "memory.max_usage_in_bytes": "8192\n",
-        "memory.failcnt": "11\n",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
     },
     "pids": {"pids.max": "max\n", "pids.events": "max 6\n"},
@@ -205,7 +204,6 @@ def test_v2_counters(kernel: Kernel, state: str) -> None:
     made = hierarchy.make(Wanted(1 << 20, 2, 1.0), "x")
     assert made.counters() == {
         "memory_peak_bytes": 4096,
-        "memory_failcnt": 7,
         "oom_kills": 2,
         "pids_peak": 3,
         "pids_events": 5,
@@ -342,7 +340,6 @@ def test_v1(kernel: Kernel, state: str) -> None:
     expected: dict[str, int | None] = dict.fromkeys(COUNTERS)
     expected |= {
         "memory_peak_bytes": 8192,
-        "memory_failcnt": 11,
         "oom_kills": 1,
         "pids_events": 6,
         "cpu_usage_us": 5,
