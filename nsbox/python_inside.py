@@ -6,6 +6,7 @@ request is JSON: code, or a pickled call. Pickles only go in; an answer is JSON,
 
 from __future__ import annotations
 
+import _socket
 import ast
 import binascii
 import builtins
@@ -178,16 +179,39 @@ def reply(fd: int, answer: Data, most: int) -> None:
     write_all(fd, HEAD.pack(len(data)) + data)
 
 
+def answer_one(fd: int, rest: bytearray, names: Data | None, most: int) -> tuple[Data | None, Data]:
+    """One request and its answer: (the variables that are kept, None at the end; what was answered)."""
+    text = receive(fd, rest)
+    if text is None:
+        return None, {}
+    request = json.loads(text)
+    if names is None or not request.get("keep"):
+        names = fresh_main()
+    if request.get("env"):
+        os.environ.update(request["env"])
+    answer = execute(request, names)
+    reply(fd, answer, most)
+    return names, answer
+
+
 def serve(most: int) -> None:
     """Answer requests until nobody asks any more. Each ends the variables of the one before, unless they are kept."""
-    names, rest = None, bytearray()
-    while True:
-        text = receive(ANSWER, rest)
-        if text is None:
-            return
-        request = json.loads(text)
-        if names is None or not request.get("keep"):
-            names = fresh_main()
-        if request.get("env"):
-            os.environ.update(request["env"])
-        reply(ANSWER, execute(request, names), most)
+    rest = bytearray()
+    names, _ = answer_one(ANSWER, rest, None, most)
+    while names is not None:
+        names, _ = answer_one(ANSWER, rest, names, most)
+
+
+def rehearse(requests: list[Data], most: int) -> list[Data]:
+    """The whole way of requests and answers, before anybody waits for it: what a fork touches for the first time is
+    copied, page by page. The answers."""
+    here, there = _socket.socketpair()
+    answers = []
+    for request in requests:
+        data = json.dumps(request).encode()
+        there.sendall(HEAD.pack(len(data)) + data)
+        answers.append(answer_one(here.fileno(), bytearray(), None, most)[1])
+        there.recv(1 << 16)
+    here.close()
+    there.close()
+    return answers

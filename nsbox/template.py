@@ -92,7 +92,7 @@ class Template:
             "preload": list(preload),
             "env": dict(plan.env),
             "cwd": plan.cwd,
-            "warm": {"code": warm, "inputs": {"x": 1}},
+            "warm": [{"code": "pass"}, {"code": warm, "inputs": {"x": 1}}],
             "most": MOST_ANSWER,
             "namespaces": sum(fixed.values()) | _CGROUP | (_NETWORK if plan.network else 0),
             "clone": lib.NSB_STAGE_CLONE,
