@@ -231,11 +231,12 @@ static void tell_started(struct watcher *w, int master)
         fds[n++] = master;
     if (w->stamps)
         memcpy(msg.stamps, w->stamps, sizeof msg.stamps);
-    msg.stamps[NSB_STAGE_EXEC] = nsb_now();
+    msg.stamps[NSB_STAGE_EXEC] = w->executed;
     send_packet(w->command->control, &msg, sizeof msg, fds, n);
     while (n)
         nsb_close(fds[--n]);
     w->pass[0] = w->pass[1] = w->pass[2] = -1;
+    w->untold = 0;
 }
 
 /* For a host that forwards one of its ports: a socket keeps the network namespace that it was made in. It does not block
@@ -283,13 +284,15 @@ void start_command(struct watcher *w)
         refuse(w, NSB_MSG_FAILED, a.err, 0);
     if (a.err < 0)
         refuse(w, NSB_MSG_EXEC_FAILED, a.err, a.found ? 126 : 127);
+    /* Output and error stay open: who reads them sees their end with ours, and is not woken up for each. */
     nsb_close(c->input);
-    nsb_close(c->output);
-    nsb_close(c->error);
     for (uint32_t i = 0; i < c->n_give; i++)
         nsb_close(c->give[i]);
     nsb_close(slave);
-    tell_started(w, master);
+    w->executed = nsb_now();
+    w->untold = c->is->flags & NSB_TOGETHER && master < 0;
+    if (!w->untold)
+        tell_started(w, master);
 }
 
 static void add_usage(struct nsb_msg *msg, const struct nsb_rusage *usage)
@@ -336,6 +339,8 @@ static NORETURN void conclude(struct watcher *w, int status, const struct nsb_ru
     struct nsb_rusage usage;
     const int keep = !!(w->command->is->flags & NSB_KEEP);
     msg.stamps[NSB_STAGE_RUN] = nsb_now();
+    if (w->untold)
+        tell_started(w, -1);
     add_usage(&msg, own);
     if (!keep)
         kill_all(w);
@@ -523,9 +528,13 @@ NORETURN void watch(struct watcher *w)
 {
     struct nsb_pollfd fds[3] = {{w->command->control, NSB_POLLIN, 0}, {w->signals, NSB_POLLIN, 0}, {w->life, NSB_POLLIN, 0}};
     for (;;) {
+        struct __kernel_timespec soon = {0, 1000000}; /* each time anew, see zygote.c */
         reap(w);
         fds[0].fd = w->command->control;
-        if (NSB_CALL(__NR_ppoll, fds, w->life >= 0 ? 3 : 2, 0, 0, 0) < 0)
+        long ret = NSB_CALL(__NR_ppoll, fds, w->life >= 0 ? 3 : 2, w->untold ? &soon : 0, 0, 0);
+        if (ret == 0 && w->untold)
+            tell_started(w, -1);
+        if (ret <= 0)
             continue;
         if (w->life >= 0 && fds[2].revents)
             nsb_exit(1);

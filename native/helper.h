@@ -48,6 +48,8 @@ struct watcher {
     struct command *command;
     int is_init, life, signals, null;
     int pass[3];             /* descriptors that go with NSB_MSG_STARTED, or -1 */
+    int untold;              /* NSB_MSG_STARTED is still to come */
+    uint64_t executed;       /* when the payload did, by the monotonic clock */
     long payload;
     const uint64_t *stamps;
 };

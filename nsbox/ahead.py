@@ -119,12 +119,12 @@ def begin(
     """Have a sandbox made ahead start its program. Raises SpecError, SandboxUnavailable; it stays the caller's."""
     handle, run = ahead.handle, ahead.run
     spec, plan = handle.prepared.spec, handle.prepared.plan
-    flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
+    flags = lib.NSB_TTY if tty else lib.NSB_TOGETHER | (lib.NSB_STDIN if stdin is not None else 0)
     given = handle.given().without(env)
     what = command(argv, {**given.environment(plan.env), **env}, plan.cwd, flags)
     if isinstance(tty, tuple):
         what = what._replace(detail=window(*tty))
-    if flags != lib.NSB_STDIN:
+    if not flags & lib.NSB_STDIN:
         handle.close_stream("stdin")
     start_program(handle, what, given)
     run.enforcer.begin(0.0)

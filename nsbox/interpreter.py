@@ -192,16 +192,10 @@ class Lease(Run):
         if self.reply is not None or self.trouble:
             self.stamps["run"] = time.monotonic_ns()
             self._received.clear()
-            self._drain()
+            for name in ("stdout", "stderr"):
+                self._drain(name)
         if self.trouble:
             self.reason = "error"
-
-    def _drain(self) -> None:
-        """What was written before the answer is in the pipes; not to the end of file, for somebody may go on."""
-        for name in ("stdout", "stderr"):
-            most = getattr(self, name).total + PIPE_MAX
-            while getattr(self, name).total < most and self._read(name):
-                pass
 
     def _receive(self) -> None:
         super()._receive()

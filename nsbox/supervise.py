@@ -320,6 +320,7 @@ class Run:
             self.handle.close_stream("stdin")
         if message.type == lib.NSB_MSG_ENDED:
             self._ended = self.handle.settled = True
+            self._finish_streams()
         self.usage = {
             "cpu_user_s": message.utime_us / 1e6,
             "cpu_system_s": message.stime_us / 1e6,
@@ -327,6 +328,18 @@ class Run:
             "io_read_bytes": message.inblock * 512,
             "io_write_bytes": message.oublock * 512,
         }
+
+    def _finish_streams(self) -> None:
+        """Nobody inside writes any more but whoever watches there: what is in the pipes is all."""
+        for name in ("stdout", "stderr") if self.streams else ():
+            self._drain(name)
+            self.handle.close_stream(name)
+
+    def _drain(self, name: str) -> None:
+        """Read what is in a pipe; not to the end of file, for somebody who lives on may write for ever."""
+        most = getattr(self, name).total + PIPE_MAX
+        while getattr(self, name).total < most and self._read(name):
+            pass
 
     def _take(self, first: bool, got: int) -> None:
         """Keep the descriptors of the first NSB_MSG_STARTED, if they are as many as were asked for: the root and the
@@ -371,10 +384,7 @@ class Run:
             # A watcher ends only after its tree, unless it was killed from inside. What it left is known to nobody.
             self.handle.abandon()
         for name in ("stdout", "stderr"):
-            # Not to the end of file: somebody who lives on may write for ever.
-            most = getattr(self, name).total + PIPE_MAX
-            while getattr(self, name).total < most and self._read(name):
-                pass
+            self._drain(name)
         self._gone = True
         self.ended_at = self.ended_at or time.monotonic()
 
