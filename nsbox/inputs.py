@@ -6,12 +6,13 @@ import os
 import stat
 
 from nsbox._native import lib
-from nsbox.handle import Handle
 from nsbox.light import TYPE_CHECKING, contextlib
 from nsbox.prepared import Prepared
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from nsbox.handle import Handle
 
 HASH_MOST = 16 << 20  #: bytes of a file that is hashed; more would be felt at the start
 _AT_FDCWD, _RESOLVE_NO_SYMLINKS = -100, 0x04  # openat2(2); sources are canonical
