@@ -24,7 +24,7 @@ from nsbox.handle import Handle
 from nsbox.launch import launch, pipe
 from nsbox.prepared import Prepared
 from nsbox.streams import Stream
-from nsbox.supervise import CHUNK, PIPE_MAX, Run
+from nsbox.supervise import CHUNK, Run
 from nsbox.template import MOST_ANSWER, Template
 
 if TYPE_CHECKING:
