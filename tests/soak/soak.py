@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class Soak:
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
         self._next = 0
+        self.others = [thread for thread in threading.enumerate() if thread.name != "nsbox-janitor"]
         self._lock = threading.Lock()
 
     def one(self, number: int) -> None:
@@ -129,16 +130,17 @@ class Soak:
         work()
         for thread in threads:
             thread.join()
-        settle()
+        settle(self.others)
 
 
-def settle() -> None:
-    """Wait until what is given back off the caller's path has been."""
+def settle(others: Collection[threading.Thread] = ()) -> None:
+    """Wait until what is given back off the caller's path has been; ``others`` are threads that were there before."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         janitor.flush()
         helper = _native.zygote().pid
-        if threading.active_count() == 1 and not Path(f"/proc/{helper}/task/{helper}/children").read_text():
+        ours = set(threading.enumerate()).difference(others, [threading.main_thread()])
+        if not ours and not Path(f"/proc/{helper}/task/{helper}/children").read_text():
             return
         time.sleep(0.05)
 
@@ -183,7 +185,7 @@ def soak(runs: int, threads: int, every: int, say: Callable[[str], object] = pri
     """(what went wrong, figures)."""
     work = Soak(runs, threads)
     nsbox.run(["true"])
-    settle()
+    settle(work.others)
     rows: list[dict[str, int]] = []
     began = time.monotonic()
     for end in [0, *range(every, runs, every), runs]:
