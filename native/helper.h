@@ -102,7 +102,6 @@ long make_network(struct launch *l, int proc);
 /* privileges.c */
 long become(uint32_t uid, uint32_t gid, int may_setgroups);
 long set_limits(const struct nsb_plan *plan);
-long set_priorities(const struct nsb_plan *plan);
 enum { NSB_NO_RULES = -4096 }; /* below every -errno */
 int make_ruleset(const struct nsb_plan *plan);
 long restrict_files(int ruleset);

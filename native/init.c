@@ -130,7 +130,6 @@ static void build(struct builder *b)
     build_root(l, sources, n);
     done(l, NSB_STAGE_PIVOT, enter_root(l));
     b->ruleset = make_ruleset(l->plan);
-    done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     tell_progress(&l->progress, NSB_ROOTED);
     done(l, NSB_STAGE_PIVOT, drop_old_root());
 }
@@ -225,7 +224,7 @@ static void give_up_privileges(struct launch *l, struct watcher *w, int ruleset)
     take_identity(l);
     done(l, NSB_STAGE_LANDLOCK, restrict_files(ruleset));
     keep_descriptors(l, w);
-    done(l, NSB_STAGE_LIMITS, set_priorities(l->plan));
+    done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
 }
 

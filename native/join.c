@@ -56,8 +56,6 @@ long nsb_confine(const struct nsb_plan *plan, uint64_t size, uint32_t *stage)
         *stage = NSB_STAGE_LIMITS;
         ret = set_limits(plan);
     }
-    if (ret == 0)
-        ret = set_priorities(plan);
     if (ret == 0) {
         *stage = NSB_STAGE_CAPABILITIES;
         ret = drop_capabilities(plan);

@@ -20,7 +20,7 @@ long become(uint32_t uid, uint32_t gid, int may_setgroups)
 }
 
 /* A hard limit that the caller already has cannot be raised here, whoever the caller is: CAP_SYS_RESOURCE counts only in
- * the first user namespace (getrlimit(2)). The lower of the two holds. They are of the process, whichever thread asks. */
+ * the first user namespace (getrlimit(2)). The lower of the two holds. */
 long set_limits(const struct nsb_plan *plan)
 {
     const struct nsb_rlimit *limits = plan_at((struct nsb_plan *)plan, plan->rlimits);
@@ -34,12 +34,6 @@ long set_limits(const struct nsb_plan *plan)
         if (ret < 0)
             return ret;
     }
-    return 0;
-}
-
-/* What is each thread's own. */
-long set_priorities(const struct nsb_plan *plan)
-{
     long ret = plan->nice ? NSB_CALL(__NR_setpriority, 0, 0, plan->nice) : 0;
     if (ret == 0 && plan->ioprio)
         ret = NSB_CALL(__NR_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, plan->ioprio);
