@@ -598,6 +598,17 @@ def test_a_descendant_that_holds_stdout_does_not_hold_the_call(script: str) -> N
     assert time.monotonic() - before < 30
 
 
+def test_output_that_is_closed_early_is_whole_and_its_end_is_the_program_s() -> None:
+    result = nsbox.run(["sh", "-c", "echo out; echo err >&2; exec >&- 2>&-; sleep 0.2; exit 3"])
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+
+
+def test_pid_1_has_one_thread_by_the_time_the_payload_runs() -> None:
+    """The thread that builds the root has more rights than anything that may run inside."""
+    for _ in range(20):
+        assert nsbox.run(["ls", "/proc/1/task"]).stdout == b"1\n"
+
+
 def test_output_of_descendants_before_the_end_is_kept() -> None:
     assert (
         nsbox.run(["sh", "-c", "(echo first; sleep 0.1; echo second) & wait; echo third"]).stdout
