@@ -88,7 +88,7 @@ def give_way() -> None:
     """For a job, where it may as well wait: launches first, for a while."""
     until = time.monotonic() + PATIENCE_S
     while launches and len(_jobs) < MANY and not _at_once and time.monotonic() < until:
-        time.sleep(0.0003)
+        time.sleep(0.001)
 
 
 def flush() -> None:

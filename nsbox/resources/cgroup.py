@@ -209,7 +209,7 @@ class Hierarchy:
                 fresh = self._fresh(wanted, "ready")  # type: ignore[arg-type]
             except HostError:
                 return  # the next launch will say so
-            fresh.counters()  # opens what will be read at the end
+            fresh.counters(times=False)  # opens what will be read at the end
             with self._lock:
                 closed = self._last is None
                 if not closed:
