@@ -17,7 +17,7 @@
 enum {
     SIGNAL_KILL = 9, SIGNAL_CHLD = 17, SFD_FLAGS = 02000000 | 04000, RUSAGE_CHILDREN_WHO = -1, PROT_READ_WRITE = 3,
     SET_CTTY = 0x540E, SET_PTY_LOCK = 0x40045431, GET_PTY_PEER = 0x5441, SET_WINDOW_SIZE = 0x5414,
-    VARIABLES_ROOM = 65536, AF_INET_FAMILY = 2, SOCK_STREAM_FLAGS = 1 | 02000000 | 04000
+    VARIABLES_ROOM = 65536, TOGETHER_NS = 1000000, AF_INET_FAMILY = 2, SOCK_STREAM_FLAGS = 1 | 02000000 | 04000
 };
 
 /* HUP INT QUIT USR1 USR2 TERM: what a host may send to a service and expects the payload to see. */
@@ -46,7 +46,7 @@ int command_valid(const char *base, uint64_t size, const struct nsb_command *c)
 {
     uint64_t pointers = ((uint64_t)c->argc + c->envc + c->n_variables + 2) * sizeof(char *);
     return c->magic == NSB_MAGIC && c->size == size && base[size - 1] == 0 && c->n_join <= NSB_MAX_JOIN &&
-           c->n_give <= NSB_MAX_GIVE && c->pointers % 8 == 0 && c->pointers >= sizeof *c && pointers < size &&
+           c->n_give <= NSB_MAX_GIVE && c->pointers % 8 == 0 && c->pointers >= (uint64_t)((const char *)(c + 1) - base) && pointers < size &&
            c->pointers < size - pointers &&
            strings_valid(base, c->pointers, c->argv, c->argc) && strings_valid(base, c->pointers, c->envp, c->envc);
 }
@@ -528,13 +528,14 @@ NORETURN void watch(struct watcher *w)
 {
     struct nsb_pollfd fds[3] = {{w->command->control, NSB_POLLIN, 0}, {w->signals, NSB_POLLIN, 0}, {w->life, NSB_POLLIN, 0}};
     for (;;) {
-        struct __kernel_timespec soon = {0, 1000000}; /* each time anew, see zygote.c */
+        struct __kernel_timespec soon = {0, 0};
         reap(w);
-        fds[0].fd = w->command->control;
-        long ret = NSB_CALL(__NR_ppoll, fds, w->life >= 0 ? 3 : 2, w->untold ? &soon : 0, 0, 0);
-        if (ret == 0 && w->untold)
+        if (w->untold)
+            soon.tv_nsec = TOGETHER_NS - (int64_t)(nsb_now() - w->executed);
+        if (w->untold && soon.tv_nsec <= 0)
             tell_started(w, -1);
-        if (ret <= 0)
+        fds[0].fd = w->command->control;
+        if (NSB_CALL(__NR_ppoll, fds, w->life >= 0 ? 3 : 2, w->untold ? &soon : 0, 0, 0) <= 0)
             continue;
         if (w->life >= 0 && fds[2].revents)
             nsb_exit(1);

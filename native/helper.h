@@ -63,6 +63,7 @@ void *memcpy(void *restrict to, const void *restrict from, size_t n);
 size_t str_len(const char *s);
 int str_equal(const char *a, const char *b);
 char *put_number(char *out, unsigned long value);
+int open_beneath(int dir, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
 const char *plan_string(const struct nsb_plan *plan, uint32_t offset);
 static inline void *plan_at(struct nsb_plan *plan, uint32_t offset) { return (char *)plan + offset; }
 int plan_valid(const struct nsb_plan *plan, uint64_t size);
@@ -103,7 +104,7 @@ long make_network(struct launch *l, int proc);
 long become(uint32_t uid, uint32_t gid, int may_setgroups);
 long set_limits(const struct nsb_plan *plan);
 enum { NSB_NO_RULES = -4096 }; /* below every -errno */
-int make_ruleset(const struct nsb_plan *plan);
+int make_ruleset(const struct nsb_plan *plan, int root);
 long restrict_files(int ruleset);
 long drop_capabilities(const struct nsb_plan *plan);
 long load_filter(const struct nsb_plan *plan);

@@ -128,8 +128,8 @@ static void build(struct builder *b)
     if (!(l->plan->flags & NSB_HOST_SOURCES))
         n = open_own_sources(l, sources);
     build_root(l, sources, n);
+    b->ruleset = make_ruleset(l->plan, l->root);
     done(l, NSB_STAGE_PIVOT, enter_root(l));
-    b->ruleset = make_ruleset(l->plan);
     tell_progress(&l->progress, NSB_ROOTED);
     done(l, NSB_STAGE_PIVOT, drop_old_root());
 }
@@ -249,7 +249,9 @@ static void make_world(struct launch *l, struct builder *b)
     OWNED_FD proc = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     done(l, NSB_STAGE_NETWORK, proc);
     start_builder(b, l);
-    done(l, NSB_STAGE_NETWORK, make_network(l, proc));
+    long ret = make_network(l, proc);
+    wait_progress(&l->progress, NSB_MAPPED); /* of a failure, too, the host side hears only after the clone */
+    done(l, NSB_STAGE_NETWORK, ret);
     if (l->plan->flags & NSB_NET_WAIT)
         wait_for_go(l);
     wait_progress(&l->progress, NSB_ROOTED);

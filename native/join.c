@@ -51,7 +51,7 @@ long nsb_confine(const struct nsb_plan *plan, uint64_t size, uint32_t *stage)
         return ret < 0 ? ret : -EPROTO;
     NSB_CALL(__NR_setsid);
     *stage = NSB_STAGE_LANDLOCK;
-    ret = restrict_files(make_ruleset(plan));
+    ret = restrict_files(make_ruleset(plan, AT_FDCWD));
     if (ret == 0) {
         *stage = NSB_STAGE_LIMITS;
         ret = set_limits(plan);

@@ -16,18 +16,6 @@
 
 enum { PATH_SIZE = 4096, DETACH = 2, STATX_TYPE_ONLY = 1, TYPE_MASK = 0170000, TYPE_DIRECTORY = 0040000 };
 
-static int open_beneath(int dir, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve)
-{
-    struct open_how how = {.flags = flags | O_CLOEXEC, .mode = mode, .resolve = resolve};
-    long ret;
-    /* -EAGAIN: a rename or mount elsewhere raced with the walk, the kernel asks to try again: openat2(2). */
-    int tries = 32;
-    do
-        ret = NSB_CALL(__NR_openat2, dir, path, &how, sizeof how);
-    while ((ret == -EAGAIN || ret == -EINTR) && --tries);
-    return (int)ret;
-}
-
 static int is_directory(int fd)
 {
     struct statx st;
@@ -480,14 +468,14 @@ long play_op(struct launch *l, const struct nsb_op *op, int source)
     }
 }
 
-/* pivot_root(2): with "." for both, the old root is stacked on the new one. It is out of reach of absolute paths at once. */
+/* pivot_root(2): with "." for both, the old root is stacked on the new one, where ".." from "/" still leads to it. */
 long enter_root(struct launch *l)
 {
     long ret = NSB_CALL(__NR_fchdir, l->root);
     return ret == 0 ? NSB_CALL(__NR_pivot_root, ".", ".") : ret;
 }
 
-/* Takes it off. The kernel waits then until no processor can be looking at it any more, as long as three other steps take. */
+/* Takes it off. umount2(2) waits for a grace period of RCU: no processor may be on a walk through it any more. */
 long drop_old_root(void)
 {
     long ret = NSB_CALL(__NR_umount2, ".", DETACH);

@@ -91,7 +91,7 @@ static long furnish(struct launch *l)
         ret = exchange(fds[1], plan_at((struct nsb_plan *)plan, plan->nft), plan->n_nft);
     for (uint32_t i = 0; ret >= 0 && i < plan->n_sockets; i++)
         ret = fds[n++] = make_socket(plan, &sockets[i]);
-    /* By then the zygote has told the host side of the clone, on the same socket. */
+    /* The zygote tells the host side of the clone before, on the same socket. */
     wait_progress(&l->progress, NSB_MAPPED);
     if (ret >= 0)
         ret = send_packet(l->command.control, &msg, sizeof msg, fds, n);

@@ -51,10 +51,10 @@ enum { RULE_PATH_BENEATH = 1, TYPE_MASK = 0170000, TYPE_DIRECTORY = 0040000 };
 /* What can be granted on a file: execute, write, read, truncate, ioctl. The kernel refuses a rule that grants more. */
 static const uint64_t file_rights = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15;
 
-static long add_rule(int ruleset, const char *path, uint64_t access)
+static long add_rule(int ruleset, int root, const char *path, uint64_t access)
 {
     struct statx st;
-    OWNED_FD fd = (int)NSB_CALL(__NR_openat, AT_FDCWD, path, O_PATH | O_CLOEXEC);
+    OWNED_FD fd = open_beneath(root, path, O_PATH, 0, root == AT_FDCWD ? 0 : RESOLVE_IN_ROOT);
     if (fd < 0)
         return fd == -ENOENT ? 0 : fd;
     long ret = NSB_CALL(__NR_statx, fd, "", AT_EMPTY_PATH, STATX_TYPE, &st);
@@ -66,8 +66,9 @@ static long add_rule(int ruleset, const char *path, uint64_t access)
     return NSB_CALL(__NR_landlock_add_rule, ruleset, RULE_PATH_BENEATH, &rule, 0);
 }
 
-/* Answers a descriptor, or NSB_NO_RULES where the plan has none. */
-int make_ruleset(const struct nsb_plan *plan)
+/* root: where the paths of the rules begin; AT_FDCWD: it is everybody's root by now. Answers a descriptor, or NSB_NO_RULES
+ * where the plan has none. */
+int make_ruleset(const struct nsb_plan *plan, int root)
 {
     struct ruleset_attr attr = {plan->landlock_fs, 0, plan->landlock_scoped};
     const struct nsb_rule *rules = plan_at((struct nsb_plan *)plan, plan->rules);
@@ -77,7 +78,7 @@ int make_ruleset(const struct nsb_plan *plan)
     size_t size = plan->landlock_scoped ? sizeof attr : sizeof attr.handled_fs;
     int ruleset = (int)NSB_CALL(__NR_landlock_create_ruleset, &attr, size, 0);
     for (uint32_t i = 0; ruleset >= 0 && i < plan->n_rules; i++) {
-        long ret = add_rule(ruleset, plan_string(plan, rules[i].path), rules[i].access);
+        long ret = add_rule(ruleset, root, plan_string(plan, rules[i].path), rules[i].access);
         if (ret < 0) {
             nsb_close(ruleset);
             return (int)ret;

@@ -45,6 +45,18 @@ int str_equal(const char *a, const char *b)
     return *a == *b;
 }
 
+int open_beneath(int dir, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve)
+{
+    struct open_how how = {.flags = flags | O_CLOEXEC, .mode = mode, .resolve = resolve};
+    long ret;
+    /* -EAGAIN: a rename or mount elsewhere raced with the walk, the kernel asks to try again: openat2(2). */
+    int tries = 32;
+    do
+        ret = NSB_CALL(__NR_openat2, dir, path, &how, sizeof how);
+    while ((ret == -EAGAIN || ret == -EINTR) && --tries);
+    return (int)ret;
+}
+
 /* Writes value in decimal and a final NUL; answers the place of the NUL. */
 char *put_number(char *out, unsigned long value)
 {

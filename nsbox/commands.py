@@ -102,7 +102,7 @@ class Commands:
         """
         words = ["/bin/sh", "-c", argv] if isinstance(argv, str) else list(argv)
         plan, limits = self._prepared.plan, self._limits
-        flags = lib.NSB_TTY if tty else lib.NSB_TOGETHER | (lib.NSB_STDIN if stdin is not None else 0)
+        flags = lib.NSB_TTY if tty else lib.NSB_STDIN if stdin is not None else 0
         flags |= lib.NSB_KEEP if background else 0
         limited = {"memory": memory, "pids": pids, "cpus": cpus, "cpu_time": cpu_time}
         with self._lock:

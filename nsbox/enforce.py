@@ -25,6 +25,7 @@ MEMORY_PERIOD = 0.05  #: seconds between two looks at memory where it is watched
 DISK_PERIOD = 1.0  #: the longest; a small tree is looked at more often
 CPU_PERIOD = 0.02  #: seconds; the shortest time between two looks at processor time
 FIRST_LOOK = 0.2  #: seconds after the start of a command in a sandbox that stays
+START_S = 5.0  #: seconds that a command with limits that are looked at gets to tell which processes are its own
 BURST = 0.02  #: seconds of processor time that may be used ahead of one's share
 
 
@@ -57,6 +58,8 @@ class Enforcer:
                 self._next[name] = now + first
         if "pids" in self._watch and ("memory" not in self._watch or self._handle.is_part):
             self._next["pids"] = now + MEMORY_PERIOD
+        if self._watch and self._handle.is_part and self._cgroup is None:
+            self._next["start"] = now + START_S
         if "cpu_time" in self._watch:
             # Most commands in a sandbox that stays are over before.
             self._next["cpu_time"] = now + (FIRST_LOOK if self._handle.is_command else self._until_cpu_time(0.0))
@@ -98,8 +101,13 @@ class Enforcer:
         due = [name for name, at in self._next.items() if now >= at]
         for name in due:
             if getattr(self, f"_look_at_{name}")(now):
-                return {"oom": "memory"}.get(name, name)  # the timer that waits for the kernel's count is no limit
+                return {"oom": "memory", "start": "error"}.get(name, name)  # timers that are no limits
         return None
+
+    def _look_at_start(self, _now: float) -> bool:
+        """Whether what would tell, a process of the payload's own user, was stopped by it: then no limit would hold."""
+        self._next.pop("start", None)
+        return not self._handle.payload
 
     def _look_at_oom(self, now: float) -> bool:
         assert self._cgroup is not None

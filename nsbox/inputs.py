@@ -22,45 +22,56 @@ _MODES = {"rw": "rw", "workspace": "cow"}
 
 def describe(prepared: Prepared) -> list[dict[str, Any]]:
     """Path, option, mode and, of a regular file, bytes of each source; of a directory ``bytes`` is None."""
-    found = []
-    for source in prepared.plan.sources:
-        try:
-            status = os.stat(source.path, follow_symlinks=False)
-            size = status.st_size if stat.S_ISREG(status.st_mode) else None
-        except OSError:
-            size = None
-        mode = _MODES.get(source.option, "ro")
-        found.append({"path": source.path, "kind": source.option, "mode": mode, "bytes": size})
-    return found
+    return [
+        {"path": one.path, "kind": one.option, "mode": _MODES.get(one.option, "ro"), "bytes": _size(one.path)}
+        for one in prepared.plan.sources
+    ]
+
+
+def _size(path: str) -> int | None:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def of(handle: Handle) -> list[dict[str, Any]]:
-    """The same for a sandbox, whose sources may have been looked at when it was made."""
-    return describe(handle.prepared) if handle.inputs is None else [dict(entry) for entry in handle.inputs]
+    """The same for a sandbox, whose sources may have been looked at when it was made: of those only files are again."""
+    if handle.inputs is None:
+        return describe(handle.prepared)
+    return [
+        {**entry, "bytes": _size(entry["path"])} if entry["bytes"] is not None else dict(entry)
+        for entry in handle.inputs
+    ]
 
 
 def with_hashes(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with ``sha256`` where the input is a file of at most ``HASH_MOST`` bytes that can be read."""
+    """The same with ``sha256`` where the input is a file of at most ``HASH_MOST`` bytes that can be read, and the size
+    that it has by then."""
     for entry in inputs:
-        if entry["bytes"] is not None and entry["bytes"] <= HASH_MOST:
+        if entry["bytes"] is not None:
             with contextlib.suppress(OSError):
-                entry["sha256"] = _hash(entry["path"])
+                entry |= _hashed(entry["path"])
     return inputs
 
 
-def _hash(path: str) -> str:
+def _hashed(path: str) -> dict[str, Any]:
     """Others may write to what is mounted read-write: a link or a fifo in its place does not lead or hold us, nor does
     a file that grows."""
     import hashlib
 
-    digest, left = hashlib.sha256(), HASH_MOST
+    digest = hashlib.sha256()
     fd = lib.nsb_open_in(_AT_FDCWD, os.fsencode(path), _FLAGS, 0, _RESOLVE_NO_SYMLINKS)
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd))
     try:
+        size = left = os.fstat(fd).st_size
+        if size > HASH_MOST:
+            return {"bytes": size}
         while left > 0 and (piece := os.read(fd, min(left, 1 << 20))):
             digest.update(piece)
             left -= len(piece)
     finally:
         os.close(fd)
-    return digest.hexdigest()
+    return {"bytes": size, "sha256": digest.hexdigest()}

@@ -53,6 +53,9 @@ def start_command(
     sandbox has ended, HostError where a cgroup cannot be made."""
     what = _with(what, given)
     handle = CommandHandle(box, lasting=bool(what.flags & lib.NSB_KEEP), own=own)
+    if not handle.watch_for and not what.flags & lib.NSB_TTY:
+        # Else it must be known at once which processes are the command's: it may stop the one that would tell.
+        what = what._replace(flags=what.flags | lib.NSB_TOGETHER)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as owned:
         undo.callback(handle.take_back)
         undo.callback(handle.close)
@@ -157,8 +160,8 @@ def pipe(owned: contextlib.ExitStack, *, to_inside: bool, host_ids: tuple[int, i
 def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) -> Handle:
     """Start ``argv`` in a fresh sandbox, or none yet. Raises SpecError, SetupError or SandboxUnavailable; then nothing
     is left. The keywords are those of ``_launch``."""
-    janitor.launches.append(None)
     try:
+        janitor.launches.append(None)
         while True:
             try:
                 return _launch(prepared, argv, **options)
@@ -170,7 +173,8 @@ def launch(prepared: Prepared, argv: Sequence[Argument] | None, **options: Any) 
             raise
         raise told from error
     finally:
-        janitor.launches.pop()
+        if janitor.launches:  # a fork meanwhile leaves its child none
+            janitor.launches.pop()
 
 
 def _without_idmap(prepared: Prepared, number: int) -> Prepared:

@@ -22,6 +22,7 @@ from typing import Any
 
 Data = dict[str, Any]
 
+WIRED = 4096  # bytes of a rehearsed request or answer that go over a socket
 ANSWER = 3  # the socket where it is asked
 HEAD = struct.Struct("=Q")  # length of what follows, both ways
 FILE = "<code>"
@@ -202,16 +203,18 @@ def serve(most: int) -> None:
         names, _ = answer_one(ANSWER, rest, names, most)
 
 
-def rehearse(requests: list[Data], most: int) -> list[Data]:
+def rehearse(requests: list[Data]) -> list[Data]:
     """The whole way of requests and answers, before anybody waits for it: what a fork touches for the first time is
     copied, page by page. The answers."""
-    here, there = _socket.socketpair()
     answers = []
     for request in requests:
+        here, there = _socket.socketpair()
         data = json.dumps(request).encode()
-        there.sendall(HEAD.pack(len(data)) + data)
-        answers.append(answer_one(here.fileno(), bytearray(), None, most)[1])
-        there.recv(1 << 16)
-    here.close()
-    there.close()
+        rest = bytearray(HEAD.pack(len(data)) + data)
+        if len(rest) <= WIRED:  # nobody reads at the other end meanwhile: more could wait for ever
+            there.sendall(rest)
+            rest.clear()
+        answers.append(answer_one(here.fileno(), rest, None, WIRED)[1])
+        here.close()
+        there.close()
     return answers

@@ -90,7 +90,7 @@ def inhabit(
             os._exit(1)
         os.chdir(config["cwd"])
         fresh_state(config, generators)
-        inside.rehearse(config["warm"], config["most"])
+        inside.rehearse(config["warm"])
         sys.path.insert(0, "")  # last: what is there may be another lease's, and nobody has this one yet
         gc.enable()
         inside.reply(inside.ANSWER, {"ready": os.getpid()}, 1 << 16)
@@ -143,7 +143,7 @@ class Template:
         for name in self.config["preload"]:
             __import__(name)
         for _ in range(2):
-            for answer in inside.rehearse(self.config["warm"], self.config["most"]):
+            for answer in inside.rehearse(self.config["warm"]):
                 if "exception" in answer:
                     raise RuntimeError("warm_up: " + answer["exception"]["traceback"])
         numpy = sys.modules.get("numpy")

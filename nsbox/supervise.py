@@ -1,7 +1,7 @@
 """Watches a sandbox until it ends: streams, deadlines, messages of init, and the kill. One poll loop, no threads.
 
-A run is over when init has said that nothing is left inside and both streams are at their end, or when init itself is
-gone. A descendant that holds a stream cannot delay that: init kills everything once the payload has ended.
+A run is over when init has said that nothing is left inside, and what the streams hold then has been read, or when init
+itself is gone. A descendant that holds a stream cannot delay that: init kills everything once the payload has ended.
 """
 
 from __future__ import annotations
@@ -296,16 +296,14 @@ class Run:
         kind = message.type
         first = kind == lib.NSB_MSG_STARTED and not self.started
         self._take(first, ret)
-        if first:
-            self.started, self.pid = True, message.pid
-            self.handle.payload = message.pid
         if first or kind != lib.NSB_MSG_STARTED:
             self.stamps.update((name, at) for name, at in zip(STAGES, message.stamps, strict=False) if at)
         if first:
-            self.steps = steps(self.stamps)
+            self.started, self.pid, self.steps = True, message.pid, steps(self.stamps)
+            self.handle.payload = message.pid
         if not -MAX_ERRNO <= message.err <= 0:  # from somebody hostile: anything can be in it
             message.err = -errno.EPROTO
-        if kind == lib.NSB_MSG_FAILED:
+        if kind == lib.NSB_MSG_FAILED and self.error is None:  # two threads of init may fail
             self.error = failure(self.handle.prepared, message)
         elif kind == lib.NSB_MSG_EXEC_FAILED:
             self.error = CommandError("", -message.err, 127 if message.status == 127 else 126)
@@ -320,7 +318,10 @@ class Run:
             self.handle.close_stream("stdin")
         if message.type == lib.NSB_MSG_ENDED:
             self._ended = self.handle.settled = True
-            self._finish_streams()
+            # What is in the pipes is all: nobody writes any more, or he was left running and is not waited for.
+            for name in ("stdout", "stderr") if self.streams else ():
+                self._drain(name)
+                self.handle.close_stream(name)
         self.usage = {
             "cpu_user_s": message.utime_us / 1e6,
             "cpu_system_s": message.stime_us / 1e6,
@@ -328,12 +329,6 @@ class Run:
             "io_read_bytes": message.inblock * 512,
             "io_write_bytes": message.oublock * 512,
         }
-
-    def _finish_streams(self) -> None:
-        """Nobody inside writes any more but whoever watches there: what is in the pipes is all."""
-        for name in ("stdout", "stderr") if self.streams else ():
-            self._drain(name)
-            self.handle.close_stream(name)
 
     def _drain(self, name: str) -> None:
         """Read what is in a pipe; not to the end of file, for somebody who lives on may write for ever."""

@@ -38,7 +38,7 @@ def test_fuzzer(tmp_path: Path, target: str, reached: int) -> None:
 # The fuzzers find what is put there. (file, what is there, what takes its place, target)
 FAULTS = [
     ("util.c", "offset <= plan->size - count * each", "1", "launch"),
-    ("command.c", "strings_valid(base, size, c->envp, c->envc)", "1", "control"),
+    ("command.c", "strings_valid(base, c->pointers, c->envp, c->envc)", "1", "control"),
     ("command.c", "    while (n)\n        nsb_close(fds[--n]);\n}\n\nlong", "}\n\nlong", "control"),
     ("seam.c", "            else\n                close(fd);", "", "receive"),
 ]

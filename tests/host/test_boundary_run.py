@@ -860,6 +860,20 @@ def test_what_goes_in_is_told_with_size_and_hash(tmp_path: Path) -> None:
     assert plain.boundary["inputs"] == [{"path": str(file), "kind": "ro", "mode": "ro", "bytes": 8}]
 
 
+def test_what_has_grown_since_the_sandbox_was_made_is_told_as_it_is(tmp_path: Path) -> None:
+    file, events = tmp_path / "in.csv", list[dict[str, Any]]()
+    file.write_bytes(b"a,b\n")
+    for path in (tmp_path, file):
+        os.chmod(path, 0o755)
+    with nsbox.Pool(size=1, ro=[f"{file}:/in.csv"], log=events.append) as pool:
+        assert pool.wait_full()
+        file.write_bytes(b"a,b\n1,2\n" * 9)
+        told = pool.run(["cat", "/in.csv"]).boundary["inputs"]
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert [(entry["bytes"], entry["sha256"]) for entry in told] == [(72, digest)]
+    assert [(e["bytes"], e["sha256"]) for e in events if e["event"] == "input"] == [(72, digest)]
+
+
 def test_no_hash_is_told_of_what_a_link_leads_to(tmp_path: Path) -> None:
     """A folder above a source that was swapped for a link since it was looked at."""
     (tmp_path / "other").mkdir()

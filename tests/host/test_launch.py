@@ -603,6 +603,19 @@ def test_output_that_is_closed_early_is_whole_and_its_end_is_the_program_s() -> 
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
 
 
+def test_rules_name_places_inside_wherever_a_link_of_the_workspace_leads(tmp_path: Path) -> None:
+    """While the root is changed, what lies above / is for a moment the host's."""
+    workspace, out = tmp_path / "workspace", tmp_path / "out"
+    for path in (workspace, out):
+        path.mkdir()
+        path.chmod(0o777)
+    tmp_path.chmod(0o755)
+    (workspace / "link").symlink_to("../../../srv")
+    result = nsbox.run(["sh", "-c", "echo x > /srv/o/file"], workspace=str(workspace), rw=[(str(out), "/work/link/o")])
+    assert result.ok, result.stderr_text
+    assert (out / "file").read_text() == "x\n"
+
+
 def test_pid_1_has_one_thread_by_the_time_the_payload_runs() -> None:
     """The thread that builds the root has more rights than anything that may run inside."""
     for _ in range(20):

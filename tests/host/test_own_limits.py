@@ -216,6 +216,14 @@ def test_processor_time_holds_while_nobody_waits(box: Sandbox) -> None:
     assert process.wait().reason == "cpu_time"
 
 
+def test_limits_hold_for_a_command_that_stops_its_watcher_first(box: Sandbox) -> None:
+    """Without cgroups its processes are found by what the watcher tells of it."""
+    for _ in range(3):
+        result = box.run(f"kill -STOP $PPID; {SPIN}", cpu_time=0.5, timeout=25)
+        assert result.reason in ("cpu_time", "error")
+    assert box.run(["true"]).ok
+
+
 def test_a_kill_is_seen_through_while_nobody_waits(box: Sandbox) -> None:
     process = box.popen("kill -STOP $PPID; sleep 71")
     assert until(lambda: b"sleep\x0071" in b"".join(map(command_line, box.processes())), PATIENCE_S)

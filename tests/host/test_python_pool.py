@@ -34,6 +34,12 @@ def pool(**options: Any) -> nsbox.PythonPool:
     return nsbox.PythonPool(**{"size": 1, **options})
 
 
+@pytest.mark.parametrize("warm_up", ["list(range(100000))", f"text = {'x' * 400_000!r}"])
+def test_a_warm_up_may_be_long_and_say_much(warm_up: str) -> None:
+    with pool(warm_up=warm_up) as p:
+        assert p.run("1 + 1").value == 2
+
+
 def test_value_streams_inputs_and_files() -> None:
     with pool() as p:
         code = "import sys\nprint(name)\nprint('no', file=sys.stderr)\nopen('a/b').read() + open('/tmp/c').read()"

@@ -292,7 +292,7 @@ def test_pointers_on_top_of_what_they_lead_to_are_refused(good: Sent) -> None:
         struct.unpack_from("I", good.blob, places[name])[0] for name in ("argv", "envp", "pointers")
     )
     assert max(argv, envp) < pointers, "the control: they come after the strings"
-    for offset in (argv // 8 * 8, envp // 8 * 8, pointers + 8):
+    for offset in (*range(0, HEADER, 8), argv // 8 * 8, envp // 8 * 8, pointers + 8):
         blob = bytearray(good.blob)
         struct.pack_into("I", blob, places["pointers"], offset)
         assert refused(send(bytes(blob))), offset
