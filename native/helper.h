@@ -32,6 +32,7 @@ struct launch {
     int cgroup;
     int staging;             /* O_PATH of the directory that the scratch file system is stacked on */
     int scratch, root, dev, proc;
+    int ruleset;             /* see make_ruleset() */
     int progress;            /* of the root, see enum progress */
     int secrets;             /* the pipe, then a writable mount of the ramfs for the host side */
     uint32_t layer;          /* number of the next lower layer */

@@ -115,12 +115,11 @@ static void build_root(struct launch *l, const int *sources, unsigned n_sources)
 }
 
 /* The thread that builds the root. Directories and descriptors are every thread's, ids and capabilities are its own. */
-struct builder { char stack[65536] __attribute__((aligned(16))); struct launch *l; int running, ruleset; };
+struct builder { char stack[65536] __attribute__((aligned(16))); struct launch *l; int running; };
 
-static void build(struct builder *b)
+static void build(struct launch *l)
 {
     UNSET int sources[NSB_MAX_SOURCES + 1];
-    struct launch *l = b->l;
     before_identity(l);
     unsigned n = wait_for_maps(l, sources);
     tell_progress(&l->progress, NSB_MAPPED);
@@ -128,7 +127,7 @@ static void build(struct builder *b)
     if (!(l->plan->flags & NSB_HOST_SOURCES))
         n = open_own_sources(l, sources);
     build_root(l, sources, n);
-    b->ruleset = make_ruleset(l->plan, l->root);
+    l->ruleset = make_ruleset(l->plan, l->root);
     done(l, NSB_STAGE_PIVOT, enter_root(l));
     tell_progress(&l->progress, NSB_ROOTED);
     done(l, NSB_STAGE_PIVOT, drop_old_root());
@@ -136,7 +135,7 @@ static void build(struct builder *b)
 
 static NORETURN void builder_main(void *argument)
 {
-    build(argument);
+    build(((struct builder *)argument)->l);
     for (;;)
         NSB_CALL(__NR_exit, 0);
 }
@@ -158,6 +157,7 @@ static void move_away(long thread)
 static void start_builder(struct builder *b, struct launch *l)
 {
     const unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
+    b->l = l;
     b->running = 1;
     long ret = nsb_thread(__NR_clone, flags, b->stack + sizeof b->stack, builder_main, b, &b->running);
     if (ret < 0)
@@ -219,10 +219,10 @@ static void let_join(struct launch *l)
 }
 
 /* Once the root is there. The old one may still be on its way out meanwhile: nobody but us is inside. */
-static void give_up_privileges(struct launch *l, struct watcher *w, int ruleset)
+static void give_up_privileges(struct launch *l, struct watcher *w)
 {
     take_identity(l);
-    done(l, NSB_STAGE_LANDLOCK, restrict_files(ruleset));
+    done(l, NSB_STAGE_LANDLOCK, restrict_files(l->ruleset));
     keep_descriptors(l, w);
     done(l, NSB_STAGE_LIMITS, set_limits(l->plan));
     done(l, NSB_STAGE_CAPABILITIES, drop_capabilities(l->plan));
@@ -262,14 +262,13 @@ NORETURN void init_main(struct launch *l)
     UNSET struct builder builder;
     struct watcher w = {.command = &l->command, .is_init = 1, .life = l->life, .signals = -1, .null = -1, .pass = {-1, -1, -1},
                         .payload = -1, .stamps = l->stamps};
-    builder.l = l;
     builder.running = 0;
     enter_cgroups(l);
     if (l->plan->flags & NSB_NETWORK)
         make_world(l, &builder);
     else
-        build(&builder);
-    give_up_privileges(l, &w, builder.ruleset);
+        build(l);
+    give_up_privileges(l, &w);
     confine(l, &builder);
     start_command(&w);
     watch(&w);
