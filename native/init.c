@@ -20,11 +20,17 @@ NORETURN void die(struct launch *l, uint32_t stage, uint32_t op, long err)
     nsb_exit(1);
 }
 
-static void done(struct launch *l, uint32_t stage, long ret)
+static void must(struct launch *l, uint32_t stage, long ret)
 {
     ret = fault_at(l->plan, stage, ret);
     if (ret < 0)
         die(l, stage, UINT32_MAX, ret);
+}
+
+/* A step on the way that everything else waits for. */
+static void done(struct launch *l, uint32_t stage, long ret)
+{
+    must(l, stage, ret);
     if (stage < sizeof l->stamps / sizeof *l->stamps)
         l->stamps[stage] = nsb_now();
 }
@@ -94,7 +100,7 @@ static void before_identity(struct launch *l)
 static void take_identity(struct launch *l)
 {
     const struct nsb_plan *plan = l->plan;
-    done(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
+    must(l, NSB_STAGE_IDENTITY, become(plan->setup_uid, plan->setup_gid, !(plan->flags & NSB_SETGROUPS_DENY)));
 }
 
 static void build_root(struct launch *l, const int *sources, unsigned n_sources)
@@ -124,13 +130,14 @@ static void build(struct launch *l)
     unsigned n = wait_for_maps(l, sources);
     tell_progress(&l->progress, NSB_MAPPED);
     take_identity(l);
+    done(l, NSB_STAGE_IDENTITY, 0);
     if (!(l->plan->flags & NSB_HOST_SOURCES))
         n = open_own_sources(l, sources);
     build_root(l, sources, n);
     l->ruleset = make_ruleset(l->plan, l->root);
     done(l, NSB_STAGE_PIVOT, enter_root(l));
     tell_progress(&l->progress, NSB_ROOTED);
-    done(l, NSB_STAGE_PIVOT, drop_old_root());
+    must(l, NSB_STAGE_PIVOT, drop_old_root());
 }
 
 static NORETURN void builder_main(void *argument)
@@ -247,14 +254,15 @@ static void confine(struct launch *l, struct builder *b)
 static void make_world(struct launch *l, struct builder *b)
 {
     OWNED_FD proc = (int)NSB_CALL(__NR_openat, AT_FDCWD, "/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    done(l, NSB_STAGE_NETWORK, proc);
+    must(l, NSB_STAGE_NETWORK, proc);
     start_builder(b, l);
     long ret = make_network(l, proc);
     wait_progress(&l->progress, NSB_MAPPED); /* of a failure, too, the host side hears only after the clone */
-    done(l, NSB_STAGE_NETWORK, ret);
+    must(l, NSB_STAGE_NETWORK, ret);
     if (l->plan->flags & NSB_NET_WAIT)
         wait_for_go(l);
     wait_progress(&l->progress, NSB_ROOTED);
+    done(l, NSB_STAGE_NETWORK, 0);
 }
 
 NORETURN void init_main(struct launch *l)

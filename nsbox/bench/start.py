@@ -18,17 +18,17 @@ SLOW_US = 20_000
 # The stages of native/nsbox.h in words: each row is the time since the row before.
 STEPS = {
     "cgroup": "join the cgroups (v1), cgroup namespace",
-    "hostname": "network thread started, private mounts, host name",
+    "hostname": "thread started that builds the root, private mounts, host name",
     "idmap": "wait for the id maps (and sources, for root)",
     "identity": "take on the new identity",
     "scratch": "scratch file system",
     "mount": "overlay root, /usr, /dev, /proc, masks",
-    "pivot": "pivot_root, old root off",
-    "landlock": "Landlock ruleset",
-    "network": "wait for the network namespace, enter it",
+    "pivot": "Landlock rules, pivot_root",
+    "network": "wait for the network namespace",
+    "landlock": "Landlock domain",
     "limits": "close descriptors, resource limits",
     "capabilities": "capability sets, securebits, ids, no_new_privs",
-    "seccomp": "load the filter",
+    "seccomp": "wait for the old root to be off, load the filter",
     "exec": "vfork, exec of the command",
 }
 AROUND = {
