@@ -1,40 +1,33 @@
 """A network namespace made from a NetPlan, in Python: what native/ does for a sandbox, and nothing else of one.
 
 ``NetBox(plan)`` is a process in user and network namespaces of its own, whose sockets have been passed out. Commands
-run inside it without any capability.
+run inside it without any capability. Both are programs (this file, and _enter.py), not forks: the tests have threads.
 """
 
 import ctypes
 import os
+import pickle
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from _enter import CLONE_NEWNET, CLONE_NEWUSER, call, setns, unshare
+
+import nsbox
 from nsbox.plan.net import NetPlan
 from nsbox.resources.netlink import exchange
 
-CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS = 0x10000000, 0x40000000, 0x00020000
+__all__ = ["CLONE_NEWNET", "CLONE_NEWUSER", "NFT", "NetBox", "map_ids", "setns", "unshare"]
+
 NFT = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+_ENTER = str(Path(__file__).with_name("_enter.py"))
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def call(result: int, what: str) -> None:
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
-
-
-def unshare(flags: int) -> None:
-    call(_libc.unshare(flags), "unshare")
-
-
-def setns(fd: int, kind: int) -> None:
-    call(_libc.setns(fd, kind), "setns")
 
 
 def map_ids(pid: int | str, uid: int, gid: int, inside: int = 0) -> None:
@@ -69,57 +62,38 @@ class NetBox:
             file.write(plan.resolv_conf)
         self._resolv_conf = os.path.realpath(file.name)
         ours, theirs = socket.socketpair()
-        uid, gid = os.geteuid(), os.getegid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            ours.close()
-            self._hold(theirs, plan, uid, gid)
-        theirs.close()
+        with theirs:
+            self._holder = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": str(Path(nsbox.__file__).parents[1])},
+            )
+        assert self._holder.stdin
+        with self._holder.stdin as pipe:
+            pickle.dump(plan, pipe)
         data, fds, _, _ = socket.recv_fds(ours, 65536, 64)
         if not data.startswith(b"ok "):
-            os.waitpid(self.pid, 0)
+            self._holder.wait()
             ours.close()
             os.unlink(self._resolv_conf)
             raise RuntimeError(data.decode())
         self.fds = dict(zip(data.decode().split()[1:], fds, strict=True))
         self._control = ours
         self._namespaces = [
-            os.open(f"/proc/{self.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")
+            os.open(f"/proc/{self._holder.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "net")
         ]
 
-    @staticmethod
-    def _hold(theirs: socket.socket, plan: NetPlan, uid: int, gid: int) -> None:
-        try:
-            unshare(CLONE_NEWUSER | CLONE_NEWNET)
-            map_ids("self", uid, gid)
-            made = make_sockets(plan)
-            socket.send_fds(theirs, [("ok " + " ".join(made)).encode()], [sock.fileno() for sock in made.values()])
-            for sock in made.values():
-                sock.close()
-            theirs.recv(1)  # until the other end is closed
-        except BaseException as error:
-            theirs.send(f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
+    def _entering(self, resolv_conf: str, argv: Sequence[str]) -> dict[str, Any]:
+        """What Popen has to be told to start a command inside."""
+        words = [sys.executable, "-I", "-S", _ENTER, *map(str, self._namespaces), resolv_conf, *argv]
+        return {"args": words, "pass_fds": self._namespaces, "text": True}
 
     def popen(self, argv: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
         """Start a command inside, without capabilities (its user namespace is one further in)."""
-        user, net = self._namespaces
-
-        def enter() -> None:
-            setns(user, CLONE_NEWUSER)
-            setns(net, CLONE_NEWNET)
-            unshare(CLONE_NEWNS)
-            call(_libc.mount(self._resolv_conf.encode(), b"/etc/resolv.conf", None, 0x1000, None), "bind resolv.conf")
-            # Root in there would keep its capabilities over execve(2): drop the bounding set and forbid it.
-            for capability in range(64):
-                _libc.prctl(24, capability, 0, 0, 0)
-            _libc.prctl(28, 0x2F, 0, 0, 0)  # SECBIT_NOROOT and its lock, among others
-            _libc.prctl(38, 1, 0, 0, 0)
-
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.STDOUT)
-        return subprocess.Popen(argv, preexec_fn=enter, text=True, **options)
+        return subprocess.Popen(**self._entering(self._resolv_conf, argv), **options)
 
     def run(self, argv: Sequence[str], timeout: float = 20, **options: Any) -> tuple[int, str]:
         """(exit status, output) of a command inside."""
@@ -138,15 +112,7 @@ class NetBox:
 
     def rules(self) -> str:
         """nft list ruleset, as the holder of the namespace sees it."""
-        user, net = self._namespaces
-
-        def enter() -> None:
-            setns(user, CLONE_NEWUSER)
-            setns(net, CLONE_NEWNET)
-
-        return subprocess.run(
-            [NFT or "nft", "list", "ruleset"], preexec_fn=enter, capture_output=True, text=True
-        ).stdout
+        return subprocess.run(**self._entering("-", [NFT or "nft", "list", "ruleset"]), capture_output=True).stdout
 
     def close_fds(self) -> None:
         """Close the passed-out sockets, where no gateway has taken them over."""
@@ -157,7 +123,7 @@ class NetBox:
         if self._control.fileno() < 0:
             return
         self._control.close()
-        os.waitpid(self.pid, 0)
+        self._holder.wait()
         os.unlink(self._resolv_conf)
         for fd in self._namespaces:
             os.close(fd)
@@ -169,3 +135,24 @@ class NetBox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def hold(control: socket.socket) -> None:
+    """Make the namespaces and what the plan on standard input wants in them; stay until the other end is closed."""
+    plan: NetPlan = pickle.load(sys.stdin.buffer)
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        unshare(CLONE_NEWUSER | CLONE_NEWNET)
+        map_ids("self", uid, gid)
+        made = make_sockets(plan)
+    except Exception as error:
+        control.send(f"{type(error).__name__}: {error}".encode())
+        return
+    socket.send_fds(control, [("ok " + " ".join(made)).encode()], [sock.fileno() for sock in made.values()])
+    for sock in made.values():
+        sock.close()
+    control.recv(1)
+
+
+if __name__ == "__main__":
+    hold(socket.socket(fileno=int(sys.argv[1])))
