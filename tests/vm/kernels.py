@@ -24,8 +24,8 @@ CALLERS = {
 PAGE = """# Kernels
 
 What was tested in virtual machines, on kernels of Debian: `./bootstrap test-vm` boots them one after the other and lets
-`tests/vm/inside` and `tests/host/test_cgroup_limits.py` run in each, for every kind of caller. Made from
-`docs/kernels.json` by `python tests/vm/kernels.py`; how that works is told in `tests/vm/README.md`.
+`tests/vm/inside` and, with control groups v2, `tests/host/test_cgroup_limits.py` run in each, for every kind of caller.
+Made from `docs/kernels.json` by `python tests/vm/kernels.py`; how that works is told in `tests/vm/README.md`.
 
 *memory*, *processes*, *processors* and *Landlock* are what nsbox itself said that it enforces there, and how strongly
 ([limits.md](limits.md)). *Root layer* is how the files of the root that belong to the host are shown inside: under the
