@@ -236,6 +236,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs an ordinary user; `./bootstrap test` runs it as one as well")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def told(record_testsuite_property: Callable[[str, object], None]) -> None:
+    """A JUnit file says where it was made: tests.escape.table records by that."""
+    record_testsuite_property("kernel", os.uname().release)
+    record_testsuite_property("caller", "root" if os.geteuid() == 0 else f"uid {os.geteuid()}")
+
+
 def pytest_report_header() -> str:
     caller = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
     return f"caller: {caller} (NSBOX_TEST_AS={os.environ.get('NSBOX_TEST_AS', '')}), kernel {os.uname().release}"

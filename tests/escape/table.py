@@ -3,7 +3,8 @@
     python -m tests.escape.table --write
         puts it into the document, and the numbers into README.md
     python -m tests.escape.table --record FILE...
-        takes results in: of pytest --junitxml (here, as this caller), or of nsbox selftest --json
+        takes results in: of pytest --junitxml, or of nsbox selftest --json. Either says on which kernel and for which
+        caller it was made; several files of the same are added up.
 
 The attacks and controls are those of nsbox.selftest.catalogue; a test belongs to an attack by its name. Results are
 kept in results.json beside this file, by kernel, caller and attack.
@@ -12,7 +13,6 @@ kept in results.json beside this file, by kernel, caller and attack.
 import ast
 import functools
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -143,38 +143,41 @@ def write() -> None:
     README.write_text(COUNT.sub(count().replace("\\", "\\\\"), README.read_text()))
 
 
-def of_junit(text: str) -> dict[str, list[int]]:
-    """attack → [passed, failed, skipped] of a file that pytest wrote."""
+def of_junit(text: str) -> tuple[str, str, dict[str, list[int]]]:
+    """Kernel, caller, and attack → [passed, failed, skipped] of a file that pytest wrote."""
     found: dict[str, list[int]] = {}
-    for case in ElementTree.fromstring(text).iter("testcase"):
-        column = next((2 if child.tag == "skipped" else 1 for child in case if child.tag != "system-out"), 0)
+    columns = {"failure": 1, "error": 1, "skipped": 2}
+    root = ElementTree.fromstring(text)
+    told = {item.get("name"): item.get("value", "") for item in root.iter("property")}
+    for case in root.iter("testcase"):
+        column = next((columns[child.tag] for child in case if child.tag in columns), 0)
         for item in ids(case.get("name", "").partition("[")[0]):
             found.setdefault(item, [0, 0, 0])[column] += 1
-    return found
+    return told["kernel"], told["caller"], found
 
 
-def of_selftest(document: dict[str, list[dict[str, str]]]) -> dict[str, list[int]]:
-    """attack → [stopped, through, absent or not shown] of a self-test."""
+def of_selftest(text: str) -> tuple[str, str, dict[str, list[int]]]:
+    """Kernel, caller, and attack → [stopped, through, absent or not shown] of a self-test."""
+    document = json.loads(text)
     found: dict[str, list[int]] = {}
     for item in document["attempts"]:
         column = {"stopped": 0, "through": 1}.get(item["result"], 2)
         found.setdefault(item["id"], [0, 0, 0])[column] += 1
-    return found
+    return document["kernel"], document["caller"], found
 
 
 def record(paths: list[str]) -> None:
     """Take the results of runs in; what was known of the same kernel and caller is replaced, attack by attack."""
-    known = results()
+    taken: dict[tuple[str, str, str], list[int]] = {}
     for path in paths:
         text = Path(path).read_text()
-        if text.lstrip().startswith("{"):
-            document = json.loads(text)
-            name, caller = kernel(document["kernel"]), "root" if document["caller"] == "root" else "user"
-            found = of_selftest(document)
-        else:
-            name, caller = kernel(os.uname().release), "root" if os.geteuid() == 0 else "user"
-            found = of_junit(text)
-        known.setdefault(name, {}).setdefault(caller, {}).update(found)
+        release, who, found = (of_selftest if text.lstrip().startswith("{") else of_junit)(text)
+        for attack, counts in found.items():
+            key = (kernel(release), "root" if who == "root" else "user", attack)
+            taken[key] = [sum(pair) for pair in zip(taken.get(key, (0, 0, 0)), counts, strict=True)]
+    known = results()
+    for (name, caller, attack), counts in taken.items():
+        known.setdefault(name, {}).setdefault(caller, {})[attack] = counts
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 

@@ -1,5 +1,6 @@
 """The table of attacks says what the tests say, and every attack has tests."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -37,12 +38,28 @@ def test_names_and_ids() -> None:
     assert table.kernel("6.12.3-amd64") == "6.12"
 
 
+def _junit(kernel: str, caller: str, cases: str) -> str:
+    told = f'<property name="kernel" value="{kernel}"/><property name="caller" value="{caller}"/>'
+    return f"<testsuites><testsuite><properties>{told}</properties>{cases}</testsuite></testsuites>"
+
+
 def test_what_runs_came_to() -> None:
     cases = '<testcase name="test_K01_io_uring[a]"/><testcase name="test_K01_io_uring[b]"><failure/></testcase>'
     cases += '<testcase name="test_K02_x"><skipped/></testcase><testcase name="test_other"/>'
-    assert table.of_junit(f"<testsuites><testsuite>{cases}</testsuite></testsuites>") == {
-        "K01": [1, 1, 0],
-        "K02": [0, 0, 1],
-    }
+    counts = {"K01": [1, 1, 0], "K02": [0, 0, 1]}
+    assert table.of_junit(_junit("6.1.0-50-amd64", "uid 5", cases)) == ("6.1.0-50-amd64", "uid 5", counts)
     attempts = [{"id": "K01", "result": result} for result in ("stopped", "stopped", "absent", "through")]
-    assert table.of_selftest({"attempts": attempts}) == {"K01": [2, 1, 1]}
+    document = {"kernel": "6.12.3", "caller": "root", "attempts": attempts}
+    assert table.of_selftest(json.dumps(document)) == ("6.12.3", "root", {"K01": [2, 1, 1]})
+
+
+def test_files_of_the_same_kernel_and_caller_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "results.json")
+    table.RESULTS.write_text('{"6.1": {"user": {"K01": [9, 9, 9], "K03": [5, 0, 0]}}}')
+    files = [tmp_path / "one", tmp_path / "two", tmp_path / "root"]
+    files[0].write_text(_junit("6.1.0-50-amd64", "uid 5", '<testcase name="test_K01_a"/>'))
+    files[1].write_text(_junit("6.1.0-50-amd64", "uid 5", '<testcase name="test_K01_b"><skipped/></testcase>'))
+    files[2].write_text(_junit("6.1.0-50-amd64", "root", '<testcase name="test_K01_b"><error/></testcase>'))
+    table.record(list(map(str, files)))
+    user = {"K01": [1, 0, 1], "K03": [5, 0, 0]}
+    assert table.results() == {"6.1": {"root": {"K01": [0, 1, 0]}, "user": user}}
