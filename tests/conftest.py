@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 GUARDED = {"host", "native", "escape", "faults", "cases", "environments"}
 # A kernel worker tears network namespaces down, and whoever inherits orphans reaps them: both take a moment.
 PATIENCE_S = 3.0
+# Tests of attacks are called after them, as in docs/threat-model.md; tests/cases has names of another list.
+ATTACK = re.compile(r"test(_[KFNRS]\d\d)+(_|\b)")
 # Made in the temporary directory by the build or by pytest, not by a sandbox.
 NOT_OURS = (
     "nsbox-bootstrap.",
@@ -226,6 +228,14 @@ def host_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
 def as_root() -> bool:
     """Whether the caller is root on the host."""
     return os.geteuid() == 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of attacks, wherever they are."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder == "escape" or (ATTACK.match(item.name) and folder != "cases"):
+            item.add_marker("attack")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

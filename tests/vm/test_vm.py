@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import xml.etree.ElementTree
 from pathlib import Path
@@ -12,9 +13,11 @@ from . import vm
 from .conftest import rows
 
 HERE = Path(__file__).parent
-#: see suite.sh
-PASSES = {"brief": {"v2": 3}, "usual": {"v2": 5, "hybrid": 3, "v1": 3}, "full": {"v2": 5, "hybrid": 3, "v1": 3}}
-SECONDS = {"brief": 800, "usual": 1800, "full": 6 * 3600}  #: for one machine
+#: what ``--full`` runs, a machine for each: ``usual``, the attacks, and what else is in these folders of tests
+PARTS = ("usual", "unit", "native", "escape", "host", "environments", "faults", "cases")
+#: how many passes there are (see suite.sh) and how many seconds they may take; of a folder: 2, and hours
+PASSES = {"brief": {"v2": 3}, "usual": {"v2": 5, "hybrid": 3, "v1": 3}}
+SECONDS = {"brief": 800, "usual": 1800}
 
 #: An emulated processor on a busy host now and then panics or stands still before anything of ours has run.
 BOOTS = 2
@@ -26,14 +29,21 @@ BRIEF = [("6.1", "v2"), ("6.12", "v2")]
 MACHINES = [*BRIEF, ("6.12", "hybrid"), ("6.1", "hybrid"), ("6.1", "v1")]
 
 
-@pytest.fixture(scope="session")
-def extent(pytestconfig: pytest.Config) -> str:
-    """``brief``, ``usual`` or ``full``; skips where machines were not asked for."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each machine; with ``--full`` for each machine and part."""
+    brief, full = (metafunc.config.getoption(f"--{word}", False) for word in ("brief", "full"))
+    parts = PARTS if full else ("brief",) if brief else ("usual",)
+    cases = [(*machine, part) for machine in (BRIEF if brief else MACHINES) for part in parts]
+    names = ["-".join(case if full else case[:2]) for case in cases]
+    metafunc.parametrize(("series", "cgroup", "part"), cases, ids=names)
+
+
+@pytest.fixture(autouse=True)
+def asked_for(pytestconfig: pytest.Config) -> None:
+    """Skips where machines were not asked for."""
     named = [Path(str(word).partition("::")[0]).resolve() for word in pytestconfig.option.file_or_dir]
     if not any(path == HERE or HERE in path.parents for path in named):
         pytest.skip("boots virtual machines for some minutes: ./bootstrap test-vm")
-    options = {word: pytestconfig.getoption(f"--{word}", False) for word in ("brief", "full")}
-    return next((word for word, given in options.items() if given), "usual")
 
 
 def _counts(report: Path) -> tuple[dict[str, int], list[str]]:
@@ -48,9 +58,9 @@ def _counts(report: Path) -> tuple[dict[str, int], list[str]]:
     return counts, failed
 
 
-def _row(kernel: str, folder: Path) -> tuple[dict[str, str], list[str]]:
+def _row(kernel: str, part: str, folder: Path) -> tuple[dict[str, str], list[str]]:
     """A line of the table for one pass, and what went wrong in it."""
-    row = {"kernel": kernel, "caller": folder.name}
+    row = {"kernel": kernel, "caller": folder.name if part in PASSES else f"{folder.name}: {part}"}
     wrong: list[str] = []
     try:
         counts, wrong = _counts(folder / "junit.xml")
@@ -71,33 +81,32 @@ def _row(kernel: str, folder: Path) -> tuple[dict[str, str], list[str]]:
     return row, wrong + [f"control group left: {path}" for path in left]
 
 
-@pytest.mark.parametrize(("series", "cgroup"), MACHINES)
-def test_in_a_machine(series: str, cgroup: str, extent: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    if extent == "brief" and (series, cgroup) not in BRIEF:
-        pytest.skip("not with --brief")
+def test_in_a_machine(series: str, cgroup: str, part: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     try:
         kernel = vm.kernel(series)
     except vm.Unavailable as error:
         pytest.skip(str(error))
-    command = [str(HERE / "suite.sh"), os.environ.get("NSBOX_VM_PYTHON", sys.executable), extent]
-    log, results = tmp_path / "log", tmp_path / "results"
-    results.mkdir()
+    command = [str(HERE / "suite.sh"), os.environ.get("NSBOX_VM_PYTHON", sys.executable), part]
+    log, results = tmp_path / "log", vm.cache() / "results" / f"{series}-{cgroup}-{part}"
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
     problems: list[str] = []
     for _ in range(BOOTS):
         problems.clear()
         with open(log, "ab") as output:
             try:
-                limit = SECONDS[extent]
+                limit = SECONDS.get(part, 6 * 3600)
                 vm.boot(kernel, command, cgroup=cgroup, timeout=limit, results=results, output=output.fileno())
             except (vm.Unavailable, TimeoutError) as error:
                 problems.append(str(error))
         if any(results.iterdir()):
             break
     folders = sorted(results.iterdir())
-    if len(folders) != PASSES[extent][cgroup]:
-        problems.append(f"{len(folders)} passes have run, not {PASSES[extent][cgroup]}")
+    expected = PASSES[part][cgroup] if part in PASSES else 2
+    if len(folders) != expected:
+        problems.append(f"{len(folders)} passes have run, not {expected}")
     for folder in folders:
-        row, wrong = _row(f"{kernel.release}, cgroup {cgroup}", folder)
+        row, wrong = _row(f"{kernel.release}, cgroup {cgroup}", part, folder)
         pytestconfig.stash[rows].append(row)
         problems += [f"{folder.name}: {problem}" for problem in wrong]
     if problems:
