@@ -115,7 +115,7 @@ static int new_tmpfs(uint64_t size, uint64_t inodes, uint32_t mode)
 /* Makes what is missing of path beneath root, one component a step, and opens its last directory. An existing symbolic
  * link is followed as the inside would follow it; a dangling one is refused (mkdirat says EEXIST, openat2 ENOENT). Nothing
  * is ever made on a mount that shows the host's files, whatever may be written there later. */
-static int make_directories(const struct launch *l, const char *path, uint32_t mode)
+static int make_directories(const struct launch *l, const char *path)
 {
     const int root = l->root;
     UNSET char prefix[PATH_SIZE];
@@ -137,7 +137,7 @@ static int make_directories(const struct launch *l, const char *path, uint32_t m
         at = open_beneath(root, prefix, O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
         if (at != -ENOENT)
             continue;
-        long ret = is_own(l, parent) ? NSB_CALL(__NR_mkdirat, parent, prefix + start, mode) : -EROFS;
+        long ret = is_own(l, parent) ? NSB_CALL(__NR_mkdirat, parent, prefix + start, 0755) : -EROFS;
         if (ret < 0)
             return ret == -EEXIST ? -ELOOP : (int)ret;
         at = open_beneath(root, prefix, O_PATH | O_DIRECTORY, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS);
@@ -158,7 +158,7 @@ static int open_parent(const struct launch *l, const char *path, const char **na
     memcpy(dir, path, last);
     dir[last] = 0;
     *name = path + last;
-    return make_directories(l, dir, 0755);
+    return make_directories(l, dir);
 }
 
 static int open_target(const struct launch *l, const char *path, int directory)
@@ -167,7 +167,7 @@ static int open_target(const struct launch *l, const char *path, int directory)
     if (at != -ENOENT)
         return at;
     if (directory)
-        return make_directories(l, path, 0755);
+        return make_directories(l, path);
     const char *name;
     OWNED_FD parent = open_parent(l, path, &name);
     if (parent < 0)
@@ -425,29 +425,6 @@ static long play_dev(struct launch *l, const struct nsb_op *op)
     return terminals < 0 ? terminals : attach(terminals, l->dev, "pts");
 }
 
-static long play_file(struct launch *l, const struct nsb_op *op)
-{
-    const char *name, *data = plan_string(l->plan, op->data);
-    OWNED_FD parent = open_parent(l, plan_string(l->plan, op->dst), &name);
-    if (parent < 0)
-        return parent;
-    if (!is_own(l, parent))
-        return -EROFS;
-    if (op->kind == NSB_OP_SYMLINK)
-        return NSB_CALL(__NR_symlinkat, data, parent, name);
-    OWNED_FD file = (int)NSB_CALL(__NR_openat, parent, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, op->mode);
-    if (file < 0)
-        return file;
-    long ret = NSB_CALL(__NR_write, file, data, str_len(data));
-    return ret < 0 ? ret : NSB_CALL(__NR_fchownat, file, "", op->uid, op->gid, AT_EMPTY_PATH);
-}
-
-static long play_dir(struct launch *l, const struct nsb_op *op)
-{
-    OWNED_FD dir = make_directories(l, plan_string(l->plan, op->dst), op->mode);
-    return dir < 0 ? dir : NSB_CALL(__NR_fchownat, dir, "", op->uid, op->gid, AT_EMPTY_PATH);
-}
-
 long play_op(struct launch *l, const struct nsb_op *op, int source)
 {
     switch (op->kind) {
@@ -461,9 +438,6 @@ long play_op(struct launch *l, const struct nsb_op *op, int source)
     case NSB_OP_PROC: return play_proc(l, op);
     case NSB_OP_DEV: return play_dev(l, op);
     case NSB_OP_MASK: return play_mask(l, op);
-    case NSB_OP_DIR: return play_dir(l, op);
-    case NSB_OP_FILE:
-    case NSB_OP_SYMLINK: return play_file(l, op);
     default: return -ENOSYS;
     }
 }

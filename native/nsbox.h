@@ -31,10 +31,7 @@ enum nsb_op_kind {
     NSB_OP_SCRATCH,  /* a fresh directory of the scratch file system (counted there) onto dst */
     NSB_OP_PROC, NSB_OP_DEV,
     NSB_OP_MASK,     /* dst, an entry of /proc or an absolute place, is covered, or stays read-only with NSB_RO */
-    NSB_OP_UPPER,    /* make dst in the upper directory of the root, before NSB_OP_OVERLAY uses it */
-    NSB_OP_DIR,      /* make dst and its missing parents */
-    NSB_OP_FILE,     /* write data to dst */
-    NSB_OP_SYMLINK   /* dst -> data */
+    NSB_OP_UPPER     /* make dst in the upper directory of the root, before NSB_OP_OVERLAY uses it */
 };
 
 enum nsb_op_flags {

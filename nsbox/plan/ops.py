@@ -16,9 +16,6 @@ KINDS = (
     "dev",
     "mask",
     "upper",
-    "dir",
-    "file",
-    "symlink",
 )
 READ_ONLY, NO_EXEC, RECURSIVE, IDMAP_RANGE, IDMAP_OWNER, DIRECTORY = 1, 2, 4, 8, 16, 32
 
@@ -59,7 +56,4 @@ class Op(NamedTuple):
             "dev": f"devices on {self.dst}",
             "mask": f"{_proc(self.dst)} {'read-only' if self.flags & READ_ONLY else 'masked'}",
             "upper": f"directory {self.dst} in the upper layer",
-            "dir": f"directory {self.dst}",
-            "file": f"file {self.dst}",
-            "symlink": f"link {self.dst} to {self.data}",
         }[self.kind]
