@@ -243,7 +243,10 @@ def test_F09_sysrq_core_pattern_and_friends_from_a_root_inside() -> None:
     for name in ("sys/kernel/core_pattern", "sys/kernel/modprobe", "sysrq-trigger", "sys/vm/panic_on_oom"):
         path = "/proc/" + name
         for mode in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC):
-            try: os.write(os.open(path, mode), b"|/tmp/x"); print("written", path)
+            try: fd = os.open(path, mode)
+            except OSError: continue
+            if os.fstat(fd).st_rdev == os.makedev(1, 3): continue  # covered by /dev/null
+            try: os.write(fd, b"|/tmp/x"); print("written", path)
             except OSError: pass
     """
     assert python(code, uid=0) == ""
