@@ -176,13 +176,12 @@ for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_m
     try: open(f"/proc/self/{name}", "w").write(text)
     except OSError: pass
 open("/proc/sys/user/max_user_namespaces", "w").write("0")
-import nsbox, nsbox.errors, time
-before = time.monotonic()
+import nsbox, nsbox.errors
 try:
     print("ran", nsbox.run(["id", "-u"]))
 except nsbox.errors.NsboxError as error:
     told = any(word in str(error) for word in ("max_user_namespaces", "nsbox doctor"))
-    print("refused", type(error).__name__, told, time.monotonic() - before < 2)
+    print("refused", type(error).__name__, told)
 """
 
 
