@@ -1,8 +1,9 @@
-"""(Spec, Host) → Plan: everything a launch will do, decided before anything is done. Pure: no file is looked at."""
+"""(Spec, Host) → Plan: everything a launch will do, decided before anything is done. Nothing is opened or changed."""
 
 from __future__ import annotations
 
 import os
+import stat
 
 from nsbox.binds import Bind
 from nsbox.errors import HostError, SpecError
@@ -15,7 +16,7 @@ from nsbox.secrets import DIRECTORY as SECRETS
 from nsbox.spec import DEFAULT_PATH, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from nsbox.plan.net import NetPlan
 
@@ -103,7 +104,33 @@ def canonical(path: str) -> str:
         raise SpecError(f"mounts: {path!r} changed while it was looked at ({error.strerror}); try again") from None
 
 
-def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
+#: what the made-up layer has above places for mounts → mode
+ABOVE = {"/root": 0o711} | dict.fromkeys(
+    ("/etc", "/home", "/mnt", "/opt", "/srv", "/var", "/var/cache", "/var/lib", "/var/log"), 0o755
+)
+
+
+def _above(spec: Spec, target: str) -> Iterator[tuple[str, int]]:
+    """The directories above ``target`` that the layers of the root have, and their modes."""
+    at, tree = "", canonical(spec.root) if spec.root != "host" else None
+    for name in target.split("/")[1:-1]:
+        at = f"{at}/{name}"
+        mode = ABOVE.get(at) if tree is None else _mode(tree + at)
+        if mode is None:
+            return
+        yield at, mode
+
+
+def _mode(path: str) -> int | None:
+    """The mode of a directory; None for a link, in whose place a directory would hide where it leads."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return None
+    return mode & 0o1777 if stat.S_ISDIR(mode) else None
+
+
+def _root_ops(spec: Spec, host: Host, places: list[str], targets: Iterable[str]) -> list[Op]:
     idmap = IDMAP_RANGE if host.privileged and host.idmap else 0
     ops = [Op("lower", src=SKELETON, flags=READ_ONLY | idmap)]
     layers = "l0"
@@ -112,9 +139,12 @@ def _root_ops(spec: Spec, host: Host, places: list[str]) -> list[Op]:
         layers = "l0:l1"
     if host.privileged and not host.idmap:
         # The layers below belong to ids that do not exist inside, and overlayfs copies nothing up for those. What the
-        # payload must be able to write is made in the upper layer, before it is one.
+        # payload must be able to write, and in which places for mounts are made, is made in the upper layer, before it
+        # is one.
         home = _home(spec.uid)[1]
-        for place, mode in ((home, 0o755), ("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/run", 0o755)):
+        above = {place: mode for target in targets for place, mode in _above(spec, target)}
+        above |= {home: 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777, "/run": 0o755}
+        for place, mode in sorted(above.items()):
             own = spec.uid if place == home else 0
             ops.append(Op("upper", dst=place, mode=mode, uid=own, gid=own))
     ops.append(Op("overlay", data=layers, size=0))
@@ -249,8 +279,8 @@ def make_plan(
     _check_host(spec, host)
     user, home = _home(spec.uid)
     places: list[str] = []
-    ops = _root_ops(spec, host, places) + _system_ops(host)
     caller_ops, sources = _caller_ops(spec, host)
+    ops = _root_ops(spec, host, places, [op.dst for op in caller_ops]) + _system_ops(host)
     if spec.root != "host":
         sources.insert(0, Source("root", canonical(spec.root), spec.root, "/"))
     work = str(spec.workspace.target) if spec.workspace else None

@@ -14,7 +14,7 @@ import stat
 import time
 
 from nsbox.light import TYPE_CHECKING, contextlib, threading
-from nsbox.plan.compose import SkeletonSpec
+from nsbox.plan.compose import ABOVE, SkeletonSpec
 from nsbox.resources import ofd, owned
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def _make_dev(at: str) -> None:
 
 
 def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str) -> None:
-    modes = {"tmp": 0o1777, "var/tmp": 0o1777, "var/empty": 0o555, "proc": 0o555, "root": 0o711}
+    modes = {"tmp": 0o1777, "var/tmp": 0o1777, "var/empty": 0o555, "proc": 0o555, "root": ABOVE["/root"]}
     folders = [*modes, "run", "dev", "etc", spec.home.lstrip("/"), *(place.lstrip("/") for place in spec.places)]
     if spec.base is None:
-        folders += ["usr", "opt", "mnt", "srv", "home", "var/lib", "var/cache", "var/log"]
+        folders += ["usr", *(place.lstrip("/") for place in ABOVE)]
     for name in folders:
         os.makedirs(os.path.join(at, name), exist_ok=True)
     _make_dev(os.path.join(at, "dev"))

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nsbox
-from nsbox import errors
+from nsbox import errors, probe
 
 AWKWARD = [
     "a:b",
@@ -802,3 +803,41 @@ def test_root_slash_is_the_host_s_own_tree_read_only() -> None:
         result = nsbox.run(["sh", "-c", "echo x >/nsbox-root-test; cat /nsbox-root-test"], root="/", uid=0)
         assert result.ok, result.stderr_text
     assert not os.path.exists("/nsbox-root-test")
+
+
+@pytest.fixture(params=["as here", "without idmapped mounts"])
+def skeletons(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Before Linux 6.3 the skeleton of a root caller belongs to nobody inside, where /run is a tmpfs."""
+    if request.param != "as here":
+        monkeypatch.setattr(probe, "_idmap", False)
+    probe._host.cache_clear()
+    yield
+    monkeypatch.undo()
+    probe._host.cache_clear()
+
+
+PLACES = ["/root/a/b", "/home/other/x", "/opt/x", "/srv/x", "/mnt/x/y", "/etc/x", "/var/x", "/var/lib/x", "/run/x"]
+
+
+@pytest.mark.parametrize("kind", ["ro", "tmpfs", "workspace"])
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_place_for_a_mount_is_made_wherever_the_root_is_our_own(
+    uid: int, kind: str, tmp_path: Path, skeletons: None
+) -> None:
+    (tmp_path / "file").write_text("here\n")
+    for place in PLACES:
+        what: Any = {"ro": [(tmp_path, place)], "tmpfs": [place], "workspace": (tmp_path, place)}[kind]
+        said = out(
+            "sh", "-c", f"ls -d /etc/passwd /var/run/. {place}; cat {place}/* 2>&1 || true", uid=uid, **{kind: what}
+        )
+        assert said.split()[:3] == sorted(["/etc/passwd", "/var/run/.", place]), place
+        assert ("here" in said) == (kind != "tmpfs"), place
+
+
+def test_a_place_for_a_mount_in_a_tree(base: Path, tmp_path: Path, skeletons: None) -> None:
+    (base / "srv" / "deep").mkdir(parents=True)
+    (base / "srv").chmod(0o711)
+    (tmp_path / "mark").write_text("mounted\n")
+    for place in ("/srv/deep/mark", "/srv/mark", "/new/mark"):
+        said = out("tool", "cat", place, root=str(base), ro=[(tmp_path / "mark", place)])
+        assert said.startswith("mounted\n"), place

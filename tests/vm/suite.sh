@@ -11,17 +11,19 @@ results=/run/vm/results
 uid=61234
 cgroups=/sys/fs/cgroup
 work=/tmp/nsbox-vm
+# On a disk: a tmpfs cannot be idmapped before Linux 6.3, and tests mount what they made, read-write.
+temporary=/var/tmp/nsbox-vm
 
-mkdir -p "$work/home" "$work/run" "$work/tmp" "$work/root"
+mkdir -p "$work/home" "$work/run" "$temporary/user" "$temporary/root"
 chmod 700 "$work/home" "$work/run"
-chown "$uid:$uid" "$work/home" "$work/run" "$work/tmp"
+chown "$uid:$uid" "$work/home" "$work/run" "$temporary/user"
 
 as_user() {
-    setpriv --reuid "$uid" --regid "$uid" --clear-groups --inh-caps=-all env HOME="$work/home" TMPDIR="$work/tmp" \
+    setpriv --reuid "$uid" --regid "$uid" --clear-groups --inh-caps=-all env HOME="$work/home" TMPDIR="$temporary/user" \
         XDG_RUNTIME_DIR="$work/run" XDG_CACHE_HOME="$work/home/.cache" USER=user LOGNAME=user NSBOX_TEST_AS=user \
         HYPOTHESIS_STORAGE_DIRECTORY="$work/home/.hypothesis" "$@"
 }
-as_root() { env TMPDIR="$work/root" HYPOTHESIS_STORAGE_DIRECTORY="$work/root/.hypothesis" NSBOX_TEST_AS=root "$@"; }
+as_root() { env TMPDIR="$temporary/root" HYPOTHESIS_STORAGE_DIRECTORY="$temporary/root/.hypothesis" NSBOX_TEST_AS=root "$@"; }
 
 # The ordinary user must reach the checkout and the interpreter, which may lie below a home directory of mode 0700. This
 # machine is thrown away: its directories are simply opened.
@@ -46,7 +48,7 @@ run() {
     NSBOX_VM_CGROUP=$3
     shift 3
     printf '\n=== %s, %s\n' "$(uname -r)" "$name"
-    folder=$work/tmp/$name
+    folder=$temporary/user/$name
     NSBOX_VM_FACTS=$folder/facts.json
     export NSBOX_VM_CGROUP NSBOX_VM_FACTS
     mkdir -p "$folder"

@@ -250,6 +250,12 @@ def test_git(source: tuple[Path, bool]) -> None:
     assert result.stdout == b"sub\n", result.stderr_text
 
 
+@pytest.mark.parametrize("place", ["/root/a/b", "/home/other/x", "/opt/x", "/srv/x", "/etc/x", "/var/lib/x"])
+def test_a_place_for_a_mount(place: str) -> None:
+    result = shell(f"test -e {place}/bash && test -w /t{place}", ro=[("/usr/bin", place)], tmpfs=[f"/t{place}"])
+    assert result.ok, result.stderr_text
+
+
 @pytest.mark.root
 def test_a_source_that_cannot_be_idmapped_is_named() -> None:
     refused(Path("/run/vm/results"))
