@@ -104,10 +104,8 @@ def canonical(path: str) -> str:
         raise SpecError(f"mounts: {path!r} changed while it was looked at ({error.strerror}); try again") from None
 
 
-#: what the made-up layer has above places for mounts → mode
-ABOVE = {"/root": 0o711} | dict.fromkeys(
-    ("/etc", "/home", "/mnt", "/opt", "/srv", "/var", "/var/cache", "/var/lib", "/var/log"), 0o755
-)
+#: what the made-up layer has for places beneath it; of mode 0755
+ABOVE = ("/etc", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/cache", "/var/lib", "/var/log")
 
 
 def _above(spec: Spec, target: str) -> Iterator[tuple[str, int]]:
@@ -115,7 +113,7 @@ def _above(spec: Spec, target: str) -> Iterator[tuple[str, int]]:
     at, tree = "", canonical(spec.root) if spec.root != "host" else None
     for name in target.split("/")[1:-1]:
         at = f"{at}/{name}"
-        mode = ABOVE.get(at) if tree is None else _mode(tree + at)
+        mode = _mode(tree + at) if tree else 0o755 if at in ABOVE else None
         if mode is None:
             return
         yield at, mode

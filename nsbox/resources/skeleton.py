@@ -20,7 +20,7 @@ from nsbox.resources import ofd, owned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERSION = 5
+VERSION = 6
 MAX_FILE = 4 << 20
 MAX_AGE = 86400.0  #: seconds that an unused skeleton is kept
 DRAFT = ".draft-"
@@ -163,8 +163,18 @@ def _make_dev(at: str) -> None:
 
 
 def _make(spec: SkeletonSpec, texts: dict[str, str], entries: list[str], at: str) -> None:
-    modes = {"tmp": 0o1777, "var/tmp": 0o1777, "var/empty": 0o555, "proc": 0o555, "root": ABOVE["/root"]}
-    folders = [*modes, "run", "dev", "etc", spec.home.lstrip("/"), *(place.lstrip("/") for place in spec.places)]
+    # None is closed to reading: where this is not idmapped nobody inside owns it, and of a directory that has a layer
+    # below it overlayfs reads user.overlay.opaque, which asks for the same permission as its content (xattr(7)).
+    modes = {"tmp": 0o1777, "var/tmp": 0o1777, "var/empty": 0o555, "proc": 0o555}
+    folders = [
+        *modes,
+        "run",
+        "dev",
+        "etc",
+        "root",
+        spec.home.lstrip("/"),
+        *(place.lstrip("/") for place in spec.places),
+    ]
     if spec.base is None:
         folders += ["usr", *(place.lstrip("/") for place in ABOVE)]
     for name in folders:

@@ -660,7 +660,9 @@ def test_root_of_its_own(base: Path) -> None:
 def test_root_of_its_own_can_be_written_and_forgets(base: Path) -> None:
     before = tree(base)
     said = out("/bin/tool", "write", "/etc/issue", "/bin/tool2", "/new", "/tmp/x", root=str(base), uid=0)
-    assert said == "/etc/issue: written\n/bin/tool2: written\n/new: written\n/tmp/x: written\nuid 0\n"
+    # Else the tree's ids do not exist inside (docs/limits-known.md).
+    below = "written" if probe.host().idmap or os.geteuid() != 0 else "Permission denied"
+    assert said == f"/etc/issue: {below}\n/bin/tool2: {below}\n/new: written\n/tmp/x: written\nuid 0\n"
     assert tree(base) == before
     assert out("tool", "cat", "/etc/issue", root=str(base)) == "tiny\nuid 1000\n"
 
