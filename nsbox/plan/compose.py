@@ -137,10 +137,12 @@ def _root_ops(spec: Spec, host: Host, places: list[str], targets: Iterable[str])
         layers = "l0:l1"
     if host.privileged and not host.idmap:
         # The layers below belong to ids that do not exist inside, and overlayfs copies nothing up for those. What the
-        # payload must be able to write, and in which places for mounts are made, is made in the upper layer, before it
-        # is one.
+        # payload must be able to write, and in which mounts make their places, is made in the upper layer, before it is
+        # one.
         home = _home(spec.uid)[1]
         above = {place: mode for target in targets for place, mode in _above(spec, target)}
+        if spec.uid == 0 and spec.root == "host":
+            above |= dict.fromkeys(ABOVE, 0o755)
         above |= {home: 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777, "/run": 0o755}
         for place, mode in sorted(above.items()):
             own = spec.uid if place == home else 0
