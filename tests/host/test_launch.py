@@ -647,7 +647,7 @@ def test_R04_a_flood_is_cut_and_the_host_memory_bounded(stream: str) -> None:
     assert memory_now() - before < 8 << 20
     assert len(getattr(result, stream)) == 1 << 20
     assert getattr(result, f"{stream}_truncated")
-    assert [(hit["limit"], hit["value"]) for hit in result.limits_hit] == [("output", 1 << 20)]
+    assert ("output", 1 << 20) in [(hit["limit"], hit["value"]) for hit in result.limits_hit]
     assert result.reason in ("exited", "output")
 
 
