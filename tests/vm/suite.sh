@@ -12,7 +12,8 @@ uid=61234
 cgroups=/sys/fs/cgroup
 work=/tmp/nsbox-vm
 # On a disk: a tmpfs cannot be idmapped before Linux 6.3, and tests mount what they made, read-write.
-temporary=/var/tmp/nsbox-vm
+temporary=/mnt/disk/nsbox-vm
+[ -d /mnt/disk ] || temporary=$work
 
 mkdir -p "$work/home" "$work/run" "$temporary/user" "$temporary/root"
 chmod 700 "$work/home" "$work/run"
