@@ -4,7 +4,7 @@
         puts it into the document, and the numbers into README.md
     python -m tests.escape.table --record FILE...
         takes results in: of pytest --junitxml, or of nsbox selftest --json. Either says on which kernel and for which
-        caller it was made; several files of the same are added up.
+        caller it was made. Several files of the same are one run; of a test that is in two of them, the later counts.
 
 The attacks and controls are those of nsbox.selftest.catalogue; a test belongs to an attack by its name. Results are
 kept in results.json beside this file, by kernel, caller and attack.
@@ -32,6 +32,8 @@ COUNT = re.compile(r"(?<=<!-- attacks counted -->\n).*?(?=<!-- end -->)", re.DOT
 
 #: kernel → caller → attack → [stopped, not stopped, not possible there]
 Results = dict[str, dict[str, dict[str, list[int]]]]
+#: (attack, test or attempt) → the column in such a list
+Outcomes = dict[tuple[str, str], int]
 
 
 class Row(NamedTuple):
@@ -143,41 +145,44 @@ def write() -> None:
     README.write_text(COUNT.sub(count().replace("\\", "\\\\"), README.read_text()))
 
 
-def of_junit(text: str) -> tuple[str, str, dict[str, list[int]]]:
-    """Kernel, caller, and attack → [passed, failed, skipped] of a file that pytest wrote."""
-    found: dict[str, list[int]] = {}
+def of_junit(text: str) -> tuple[str, str, Outcomes]:
+    """Kernel, caller, and what a file that pytest wrote says of each test: passed, failed, skipped."""
     columns = {"failure": 1, "error": 1, "skipped": 2}
     root = ElementTree.fromstring(text)
     told = {item.get("name"): item.get("value", "") for item in root.iter("property")}
+    found: Outcomes = {}
     for case in root.iter("testcase"):
         column = next((columns[child.tag] for child in case if child.tag in columns), 0)
-        for item in ids(case.get("name", "").partition("[")[0]):
-            found.setdefault(item, [0, 0, 0])[column] += 1
+        name = case.get("name", "")
+        for item in ids(name.partition("[")[0]):
+            found[item, f"{case.get('classname')}::{name}"] = column
     return told["kernel"], told["caller"], found
 
 
-def of_selftest(text: str) -> tuple[str, str, dict[str, list[int]]]:
-    """Kernel, caller, and attack → [stopped, through, absent or not shown] of a self-test."""
+def of_selftest(text: str) -> tuple[str, str, Outcomes]:
+    """Kernel, caller, and what a self-test says of each attempt: stopped, through, absent or not shown."""
     document = json.loads(text)
-    found: dict[str, list[int]] = {}
-    for item in document["attempts"]:
-        column = {"stopped": 0, "through": 1}.get(item["result"], 2)
-        found.setdefault(item["id"], [0, 0, 0])[column] += 1
+    columns = {"stopped": 0, "through": 1}
+    found = {
+        (item["id"], f"{document['profile']} {number}"): columns.get(item["result"], 2)
+        for number, item in enumerate(document["attempts"])
+    }
     return document["kernel"], document["caller"], found
 
 
 def record(paths: list[str]) -> None:
     """Take the results of runs in; what was known of the same kernel and caller is replaced, attack by attack."""
-    taken: dict[tuple[str, str, str], list[int]] = {}
+    taken: dict[tuple[str, str], Outcomes] = {}
     for path in paths:
         text = Path(path).read_text()
         release, who, found = (of_selftest if text.lstrip().startswith("{") else of_junit)(text)
-        for attack, counts in found.items():
-            key = (kernel(release), "root" if who == "root" else "user", attack)
-            taken[key] = [sum(pair) for pair in zip(taken.get(key, (0, 0, 0)), counts, strict=True)]
+        taken.setdefault((kernel(release), "root" if who == "root" else "user"), {}).update(found)
     known = results()
-    for (name, caller, attack), counts in taken.items():
-        known.setdefault(name, {}).setdefault(caller, {})[attack] = counts
+    for (name, caller), outcomes in taken.items():
+        counts: dict[str, list[int]] = {}
+        for (attack, _), column in outcomes.items():
+            counts.setdefault(attack, [0, 0, 0])[column] += 1
+        known.setdefault(name, {}).setdefault(caller, {}).update(counts)
     RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 

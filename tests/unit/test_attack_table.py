@@ -46,20 +46,25 @@ def _junit(kernel: str, caller: str, cases: str) -> str:
 def test_what_runs_came_to() -> None:
     cases = '<testcase name="test_K01_io_uring[a]"/><testcase name="test_K01_io_uring[b]"><failure/></testcase>'
     cases += '<testcase name="test_K02_x"><skipped/></testcase><testcase name="test_other"/>'
-    counts = {"K01": [1, 1, 0], "K02": [0, 0, 1]}
-    assert table.of_junit(_junit("6.1.0-50-amd64", "uid 5", cases)) == ("6.1.0-50-amd64", "uid 5", counts)
-    attempts = [{"id": "K01", "result": result} for result in ("stopped", "stopped", "absent", "through")]
-    document = {"kernel": "6.12.3", "caller": "root", "attempts": attempts}
-    assert table.of_selftest(json.dumps(document)) == ("6.12.3", "root", {"K01": [2, 1, 1]})
+    release, caller, found = table.of_junit(_junit("6.1.0-50-amd64", "uid 5", cases))
+    assert (release, caller) == ("6.1.0-50-amd64", "uid 5")
+    assert [(attack, column) for (attack, _), column in found.items()] == [("K01", 0), ("K01", 1), ("K02", 2)]
+    results = ("stopped", "stopped", "absent", "through")
+    attempts = [{"id": "K01", "attack": "the same", "result": text} for text in results]
+    document = {"kernel": "6.12.3", "caller": "root", "profile": "default", "attempts": attempts}
+    release, caller, found = table.of_selftest(json.dumps(document))
+    assert (release, caller, list(found.values())) == ("6.12.3", "root", [0, 0, 2, 1])
 
 
-def test_files_of_the_same_kernel_and_caller_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_same_kernel_and_caller_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "RESULTS", tmp_path / "results.json")
     table.RESULTS.write_text('{"6.1": {"user": {"K01": [9, 9, 9], "K03": [5, 0, 0]}}}')
     files = [tmp_path / "one", tmp_path / "two", tmp_path / "root"]
-    files[0].write_text(_junit("6.1.0-50-amd64", "uid 5", '<testcase name="test_K01_a"/>'))
-    files[1].write_text(_junit("6.1.0-50-amd64", "uid 5", '<testcase name="test_K01_b"><skipped/></testcase>'))
+    failed = '<testcase name="test_K01_a"/><testcase name="test_K01_c"><failure/></testcase>'
+    files[0].write_text(_junit("6.1.0-50-amd64", "uid 5", failed))
+    again = '<testcase name="test_K01_b"><skipped/></testcase><testcase name="test_K01_c"/>'
+    files[1].write_text(_junit("6.1.0-50-amd64", "uid 5", again))
     files[2].write_text(_junit("6.1.0-50-amd64", "root", '<testcase name="test_K01_b"><error/></testcase>'))
     table.record(list(map(str, files)))
-    user = {"K01": [1, 0, 1], "K03": [5, 0, 0]}
+    user = {"K01": [2, 0, 1], "K03": [5, 0, 0]}
     assert table.results() == {"6.1": {"root": {"K01": [0, 1, 0]}, "user": user}}
