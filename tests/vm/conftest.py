@@ -17,7 +17,7 @@ COLUMNS = ("kernel", "caller", "tests", "memory", "pids", "cpu", "landlock", "ov
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--brief", action="store_true", help="the most telling tests in two virtual machines")
-    parser.addoption("--full", action="store_true", help="all tests in every virtual machine: for days; -k picks")
+    parser.addoption("--full", action="store_true", help="all tests in every virtual machine: for many hours; -k picks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
