@@ -15,7 +15,10 @@ Job = Callable[[], object]
 
 _queue: list[tuple[float, int, Job]] = []
 _numbers = itertools.count(1)
-_wake = threading.Condition()
+#: ``with`` takes the lock and not the condition, here and elsewhere: a signal handler that raises may do so in the
+#: midst of Condition.__enter__, which is Python, and leave it locked for ever. The same goes for Event.
+_lock = threading.RLock()
+_wake = threading.Condition(_lock)
 _thread: threading.Thread | None = None
 
 
@@ -23,10 +26,10 @@ def at(when: float, job: Job) -> int:
     """Have ``job`` called at ``when`` (time.monotonic()), by another thread; what it raises is dropped. The answer is
     for ``cancel``."""
     global _thread
-    with _wake:
+    with _lock:
         number = next(_numbers)
         heapq.heappush(_queue, (when, number, job))
-        if _thread is None:
+        if _thread is None or not _thread.is_alive():  # a signal may have come before its start
             _thread = threading.Thread(target=_work, name="nsbox-alarm", daemon=True)
             _thread.start()
         else:
@@ -36,7 +39,7 @@ def at(when: float, job: Job) -> int:
 
 def cancel(number: int) -> None:
     """Forget a job; one that is being called is not waited for."""
-    with _wake:
+    with _lock:
         _queue[:] = [entry for entry in _queue if entry[1] != number]
         heapq.heapify(_queue)
         _wake.notify()
@@ -44,7 +47,7 @@ def cancel(number: int) -> None:
 
 def _next() -> Job | None:
     """Wait for the next job to be due; None when there is no more."""
-    with _wake:
+    with _lock:
         while _queue:
             pause = _queue[0][0] - time.monotonic()
             if pause <= 0:
@@ -64,8 +67,9 @@ def _work() -> None:
 
 def _after_fork() -> None:
     """The sandboxes are the parent's, and so is the thread."""
-    global _thread, _wake
-    _wake, _thread = threading.Condition(), None
+    global _thread, _lock, _wake
+    _lock, _thread = threading.RLock(), None
+    _wake = threading.Condition(_lock)
     _queue.clear()
 
 

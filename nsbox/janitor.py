@@ -24,8 +24,8 @@ MANY = 4
 LAST_S = 5.0  #: seconds that the end of the process waits for the last job
 
 _jobs: list[Callable[[], object]] = []
+_lock = _thread.RLock()  #: for why ``with`` takes this one see nsbox.alarm
 _wake: threading.Condition | None = None  #: made when there is work for a thread
-_making = _thread.allocate_lock()
 _thread_now: threading.Thread | None = None
 _busy = False
 #: an entry for each launch in this process that is not done; the thread gives way to them
@@ -39,38 +39,29 @@ def at_once() -> None:
     _at_once = True
 
 
-def _condition() -> threading.Condition:
-    global _wake
-    import threading  # costs more than one sandbox's work
-
-    with _making:
-        _wake = _wake or threading.Condition()
-        return _wake
-
-
 def later(job: Callable[[], object]) -> None:
     """Have ``job`` called soon, by another thread. It may block for a bounded time; what it raises is dropped."""
-    global _thread_now
+    global _thread_now, _wake
     if _at_once:
         with contextlib.suppress(Exception):
             job()
         return
-    import threading
+    import threading  # costs more than one sandbox's work
 
-    wake = _condition()
-    with wake:
+    with _lock:
+        _wake = _wake or threading.Condition(_lock)
         _jobs.append(job)
-        if _thread_now is None:
-            _thread_now = threading.Thread(target=_work, args=(wake,), name="nsbox-janitor", daemon=True)
+        if _thread_now is None or not _thread_now.is_alive():  # a signal may have come before its start
+            _thread_now = threading.Thread(target=_work, args=(_lock, _wake), name="nsbox-janitor", daemon=True)
             _thread_now.start()
         else:
-            wake.notify()
+            _wake.notify()
 
 
-def _work(wake: threading.Condition) -> None:
+def _work(lock: threading.RLock, wake: threading.Condition) -> None:
     global _thread_now, _busy
     while True:
-        with wake:
+        with lock:
             if not _jobs and not wake.wait_for(lambda: bool(_jobs), IDLE_S):
                 _thread_now = None
                 return
@@ -79,7 +70,7 @@ def _work(wake: threading.Condition) -> None:
         with contextlib.suppress(Exception):
             job()
         del job  # what it stands for is not kept while there is nothing to do
-        with wake:
+        with lock:
             _busy = False
             wake.notify_all()
 
@@ -101,16 +92,16 @@ def flush() -> None:
         with contextlib.suppress(Exception):
             job()
     if _wake is not None:
-        with _wake:
+        with _lock:
             _wake.wait_for(lambda: not _busy, LAST_S)
 
 
 def _after_fork() -> None:
     """The jobs are the parent's; so is the thread, which no forked child has."""
-    global _thread_now, _wake, _busy, _making
+    global _thread_now, _lock, _wake, _busy
     _jobs.clear()
     launches.clear()
-    _thread_now, _wake, _busy, _making = None, None, False, _thread.allocate_lock()
+    _thread_now, _lock, _wake, _busy = None, _thread.RLock(), None, False
 
 
 def _at_exit() -> None:

@@ -62,7 +62,8 @@ class Stock(Generic[T]):
         self._floor, self._ceiling, self._target = size, most, size
         self._max_age, self._when_empty = max_age, when_empty
         self._ready: deque[tuple[float, T]] = deque()
-        self._change = threading.Condition()
+        self._lock = threading.RLock()  #: for why ``with`` takes this one see nsbox.alarm
+        self._change = threading.Condition(self._lock)
         self._owner = os.getpid()
         self._closed = False
         self._taken = self._missed = self._made = self._discarded = 0
@@ -73,7 +74,7 @@ class Stock(Generic[T]):
 
     def counts(self) -> Counts:
         """Figures of now."""
-        with self._change:
+        with self._lock:
             return Counts(len(self._ready), self._target, self._taken, self._missed, self._made, self._discarded)
 
     def take(self, timeout: float | None = None) -> T:
@@ -83,7 +84,7 @@ class Stock(Generic[T]):
         limit = None if timeout is None else time.monotonic() + timeout
         missed = False
         while True:
-            with self._change:
+            with self._lock:
                 self._check()
                 found = self._ready.popleft() if self._ready else None
                 if found is None and not missed:
@@ -105,12 +106,12 @@ class Stock(Generic[T]):
 
     def wait_full(self, timeout: float) -> bool:
         """Wait until as many are ready as are kept; whether that came true within ``timeout`` seconds."""
-        with self._change:
+        with self._lock:
             return self._change.wait_for(lambda: len(self._ready) >= self._target or self._closed, timeout)
 
     def close(self) -> None:
         """Discard what is ready, and refuse from now on. Waits for the one that is being made. Idempotent."""
-        with self._change:
+        with self._lock:
             self._closed = True
             self._change.notify_all()
         if os.getpid() != self._owner:
@@ -144,12 +145,12 @@ class Stock(Generic[T]):
         if self._when_empty == "error":
             raise SandboxUnavailable("no sandbox is ready", remedy="give the pool a larger size, or when_empty='wait'")
         thing = self._make()
-        with self._change:
+        with self._lock:
             self._taken += 1
         return thing
 
     def _throw_away(self, thing: T) -> None:
-        with self._change:
+        with self._lock:
             self._discarded += 1
         with contextlib.suppress(NsboxError, OSError):
             self._discard(thing)
@@ -160,14 +161,14 @@ class Stock(Generic[T]):
             try:
                 thing = self._make()
             except (NsboxError, OSError) as error:
-                with self._change:
+                with self._lock:
                     self._error = error
                     self._change.notify_all()
                     self._change.wait_for(lambda: self._closed, retry)
                 retry = min(RETRY_MAX_S, retry * 2)
                 continue
             retry = RETRY_S
-            with self._change:
+            with self._lock:
                 self._ready.append((time.monotonic(), thing))
                 self._made += 1
                 self._error = None
@@ -180,7 +181,7 @@ class Stock(Generic[T]):
             if old is not None:
                 self._throw_away(old)
                 continue
-            with self._change:
+            with self._lock:
                 now = time.monotonic()
                 if self._target > self._floor and now - self._last_miss > IDLE_S:
                     self._target, self._last_miss = self._target - 1, now
@@ -193,7 +194,7 @@ class Stock(Generic[T]):
 
     def _take_old(self) -> T | None:
         """One that has waited too long, or is one too many; the one that has waited longest stands first."""
-        with self._change:
+        with self._lock:
             if len(self._ready) > self._target or (
                 self._ready and time.monotonic() - self._ready[0][0] > self._max_age
             ):

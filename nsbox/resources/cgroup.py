@@ -179,6 +179,7 @@ class Hierarchy:
         self.left: list[Group] = []  #: could not be removed yet
         self._lock = threading.Lock()
         self._remembered = False
+        self._making = 0  #: groups that are being made ahead
 
     def strength(self, limit: Limit) -> tuple[bool, str, str]:
         """(whether the kernel can enforce it, by what or why not, what would mend that)."""
@@ -200,24 +201,30 @@ class Hierarchy:
             self.left = []
             stale = [ready for ready in self._ready if ready.wanted != wanted]
             self._ready = [ready for ready in self._ready if ready.wanted == wanted]
-            missing = READY - len(self._ready) if wanted else 0
+            missing = max(0, READY - len(self._ready) - self._making) if wanted else 0
+            self._making += missing
         self.left += [group for group in left if not group.nest.remove(group.name, 0)]
         for ready in stale:
             ready.release()
-        for _ in range(missing):
-            try:
-                fresh = self._fresh(wanted, "ready")  # type: ignore[arg-type]
-            except HostError:
-                return  # the next launch will say so
-            fresh.counters(times=False)  # opens what will be read at the end
+        try:
+            for _ in range(missing):
+                self._add(wanted)  # type: ignore[arg-type]
+        except HostError:
+            return  # the next launch will say so
+        finally:
             with self._lock:
-                closed = self._last is None
-                if not closed:
-                    self._ready.append(fresh)
-            if closed:  # meanwhile, by the end of the process: nobody else would remove this one
-                fresh.release()
-                self.close()
-                return
+                self._making -= missing
+
+    def _add(self, wanted: Wanted) -> None:
+        fresh = self._fresh(wanted, "ready")
+        fresh.counters(times=False)  # opens what will be read at the end
+        with self._lock:
+            closed = self._last is None
+            if not closed:
+                self._ready.append(fresh)
+        if closed:  # meanwhile, by the end of the process: nobody else would remove this one
+            fresh.release()
+            self.close()
 
     def close(self) -> None:
         """Remove what was made ahead, and our directories, at the latest with the last group. It can be used again."""

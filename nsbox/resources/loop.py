@@ -98,7 +98,8 @@ class Loop:
         """The answer of a call in the loop's thread, from any. Raises what it raises, TimeoutError, RuntimeError."""
         if threading.current_thread() is self.thread:
             return call()
-        done = threading.Event()
+        done = threading.Lock()  # not an Event: see nsbox.alarm
+        done.acquire()
         box: list[Any] = [None, None]
 
         def answer() -> None:
@@ -106,12 +107,12 @@ class Loop:
                 box[0] = call()
             except BaseException as error:
                 box[1] = error
-            done.set()
+            done.release()
 
         if not self.alive:
             raise RuntimeError("the network loop has ended")
         self.soon(answer)
-        if not done.wait(timeout):
+        if not done.acquire(timeout=timeout):
             raise TimeoutError("the network loop does not answer")
         if box[1] is not None:
             raise box[1]

@@ -57,7 +57,11 @@ def test_workers_of_multiprocessing(method: str, tmp_path: Path) -> None:
         pool.close()
         pool.join()
         # Helpers of Python itself stay: the fork server, and the tracker of resources.
-        left = [child for child in children() if child not in before and "nsbox" in child]
+        def ours():
+            return [child for child in children() if child not in before and "nsbox" in child]
+        until = time.monotonic() + 20
+        while (left := ours()) and time.monotonic() < until:
+            time.sleep(0.05)
         print(left, job(1))
     """
     assert answer(code, tmp_path) == "[] (1, '1\\n')\n"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import janitor
@@ -26,12 +27,9 @@ def folder() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     janitor.flush()
-    deadline = time.monotonic() + 3
-    while os.listdir(path) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    left = os.listdir(path)
-    shutil.rmtree(path)
-    assert left == []
+    empty = until(lambda: not os.listdir(path), 30)
+    shutil.rmtree(path, ignore_errors=not empty)
+    assert empty
 
 
 def shell(text: str, folder: Path, **options: object) -> nsbox.Result:

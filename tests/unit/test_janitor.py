@@ -9,6 +9,13 @@ import pytest
 from nsbox import janitor
 
 
+@pytest.fixture(autouse=True)
+def nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have left to be done."""
+    monkeypatch.setattr(janitor, "_jobs", [])
+    monkeypatch.setattr(janitor, "_at_once", False)
+
+
 @pytest.fixture
 def launching() -> Iterator[None]:
     """A launch that does not end."""
