@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import descriptor_count
+from conftest import descriptor_count, until
 
 import nsbox
 from nsbox import ports, received
@@ -257,13 +257,13 @@ def test_a_connection_in_our_own_network_is_refused() -> None:
 
 def test_a_real_one_is_taken() -> None:
     serve = "import socket\ns = socket.create_server(('127.0.0.1', 80))\nc, _ = s.accept()\nc.send(b'hello')"
-    with nsbox.Sandbox(timeout=20, uid=0) as box:
+    with nsbox.Sandbox(timeout=60, uid=0) as box:
         server = box.popen(["python3", "-c", serve.replace("80", "8080")])
         with box.forward(8080) as forward:
-            for _ in range(100):
+
+            def answers() -> bool:
                 with socket.create_connection(("127.0.0.1", forward.port)) as sock:
-                    if sock.recv(10) == b"hello":
-                        break
-            else:
-                pytest.fail("nobody answered")
+                    return sock.recv(10) == b"hello"
+
+            assert until(answers, 30)
         server.kill()
