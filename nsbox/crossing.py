@@ -43,6 +43,7 @@ class Crossing:
         self.record: Record | None = None
         self.began = time.time()
         self._handle: Handle | None = None
+        self._inputs: list[dict[str, Any]] = []  #: as the log was told of them, where there is one
         self._failed: NsboxError | None = None
         self._over = False  #: the record has its end
         if spec.export is not None:
@@ -79,8 +80,8 @@ class Crossing:
             max_lifetime_s=self.longest(),
             pid=os.getpid(),
         )
-        handle.inputs = inputs.with_hashes(inputs.of(handle))
-        for entry in handle.inputs:
+        self._inputs = inputs.with_hashes(inputs.of(handle))
+        for entry in self._inputs:
             record.input(entry["path"], entry["kind"], entry["mode"], entry["bytes"], entry.get("sha256"))
         for secret in handle.secrets.secrets:
             record.secret_delivered(secret.name, secret.deliver, secret.ttl)
@@ -183,6 +184,8 @@ class Crossing:
         """The run is over: limits, outputs, the end. Raises SpecError for an incomplete set to apply, LogError, which
         says what was taken out before the log failed."""
         lifetime = time.time() - self.began
+        if self._inputs:  # what has changed since is another size, and another hash
+            result.boundary["inputs"] = self._inputs
         if self._failed is not None:
             raise self._failed
         if self.record is not None:  # before anything is taken out: a log that fails by now stops it

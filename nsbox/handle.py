@@ -71,7 +71,7 @@ class Handle:
         self.limits = prepared.spec.limits
         self.watch_for = prepared.plan.limits.watch  #: limits that are looked at for this handle
         self.enforced = prepared.plan.enforced
-        self.inputs: list[dict[str, Any]] | None = None  #: what goes in, once somebody has looked at it
+        self.inputs: list[dict[str, Any]] | None = None  #: what goes in, where that was looked at ahead
         self.payload = 0  #: pid inside of the command, as it was told from there
         self.ended_by = ""  #: the limit that has ended the sandbox
         self.layers: tuple[Any, ...] = ()  #: nsbox.snapshot.Layer, beneath what this sandbox writes

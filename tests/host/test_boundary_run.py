@@ -874,6 +874,18 @@ def test_what_has_grown_since_the_sandbox_was_made_is_told_as_it_is(tmp_path: Pa
     assert [(e["bytes"], e["sha256"]) for e in events if e["event"] == "input"] == [(72, digest)]
 
 
+def test_the_report_tells_the_size_that_was_hashed(tmp_path: Path) -> None:
+    """What the run itself writes to a file is no input."""
+    file, events = tmp_path / "file", list[dict[str, Any]]()
+    file.write_bytes(b"before\n")
+    tmp_path.chmod(0o755)
+    result = nsbox.run(["sh", "-c", "echo much more than before >/file"], rw=[f"{file}:/file"], log=events.append)
+    assert result.ok, result.stderr_text
+    digest = hashlib.sha256(b"before\n").hexdigest()
+    assert [(entry["bytes"], entry["sha256"]) for entry in result.boundary["inputs"]] == [(7, digest)]
+    assert [(e["bytes"], e["sha256"]) for e in events if e["event"] == "input"] == [(7, digest)]
+
+
 def test_no_hash_is_told_of_what_a_link_leads_to(tmp_path: Path) -> None:
     """A folder above a source that was swapped for a link since it was looked at."""
     (tmp_path / "other").mkdir()
