@@ -337,19 +337,19 @@ static NORETURN void conclude(struct watcher *w, int status, const struct nsb_ru
 {
     struct nsb_msg msg = {.type = NSB_MSG_EXITED, .status = status};
     struct nsb_rusage usage;
-    const int keep = !!(w->command->is->flags & NSB_KEEP);
     msg.stamps[NSB_STAGE_RUN] = nsb_now();
     if (w->untold)
         tell_started(w, -1);
     add_usage(&msg, own);
-    if (!keep)
+    if (!(w->command->is->flags & NSB_KEEP)) {
         kill_all(w);
-    if (!keep && NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) != -ECHILD) {
-        send_packet(w->command->control, &msg, sizeof msg, 0, 0);
-        /* A fork may race with one round of killing: what was born meanwhile is found in the next, after a wait. */
-        do
-            kill_all(w);
-        while (NSB_CALL(__NR_wait4, -1, 0, NSB_WALL, 0) > 0);
+        if (NSB_CALL(__NR_wait4, -1, 0, NSB_WNOHANG | NSB_WALL, 0) != -ECHILD) {
+            send_packet(w->command->control, &msg, sizeof msg, 0, 0);
+            /* A fork may race with one round of killing: what was born meanwhile is found in the next, after a wait. */
+            do
+                kill_all(w);
+            while (NSB_CALL(__NR_wait4, -1, 0, NSB_WALL, 0) > 0);
+        }
     }
     msg.type = NSB_MSG_ENDED;
     NSB_CALL(__NR_getrusage, RUSAGE_CHILDREN_WHO, &usage);

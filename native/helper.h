@@ -55,7 +55,9 @@ struct watcher {
     const uint64_t *stamps;
 };
 
-/* The error law of the helper: a step answers 0 or a descriptor, or -errno; who knows the stage reports it, once. */
+/* The error law of the helper: a step answers 0 or a descriptor, or -errno; who knows the stage reports it, once. Where
+ * there may be neither a descriptor nor an error the answer is NSB_NOTHING, which is below every -errno. */
+enum { NSB_NOTHING = -4096 };
 struct failure { uint32_t stage, op; int err; };
 
 /* util.c */
@@ -104,7 +106,6 @@ long make_network(struct launch *l, int proc);
 /* privileges.c */
 long become(uint32_t uid, uint32_t gid, int may_setgroups);
 long set_limits(const struct nsb_plan *plan);
-enum { NSB_NO_RULES = -4096 }; /* below every -errno */
 int make_ruleset(const struct nsb_plan *plan, int root);
 long restrict_files(int ruleset);
 long drop_capabilities(const struct nsb_plan *plan);

@@ -58,8 +58,8 @@ enum nsb_command_flags {
     NSB_STDIN = 1,         /* a descriptor for standard input; else it is the sandbox's /dev/null */
     NSB_TTY = 2,           /* a pseudo-terminal of the sandbox is the standard streams; its master comes with STARTED */
     NSB_KEEP = 4,          /* what the command leaves running lives on until the sandbox ends */
-    NSB_TOGETHER = 16,     /* STARTED may come with the end, where that comes within a millisecond: one message to wake up for */
-    NSB_CONNECT = 8        /* no program: a TCP socket that connects to a port of the loopback comes with STARTED */
+    NSB_CONNECT = 8,       /* no program: a TCP socket that connects to a port of the loopback comes with STARTED */
+    NSB_TOGETHER = 16      /* STARTED may come with the end, where that comes within a millisecond: one message to wake up for */
 };
 
 struct nsb_op { uint32_t kind, flags, src, dst, data, mode, uid, gid; uint64_t size, inodes; };

@@ -66,14 +66,14 @@ static long add_rule(int ruleset, int root, const char *path, uint64_t access)
     return NSB_CALL(__NR_landlock_add_rule, ruleset, RULE_PATH_BENEATH, &rule, 0);
 }
 
-/* root: where the paths of the rules begin; AT_FDCWD: it is everybody's root by now. Answers a descriptor, or NSB_NO_RULES
+/* root: where the paths of the rules begin; AT_FDCWD: it is everybody's root by now. Answers a descriptor, or NSB_NOTHING
  * where the plan has none. */
 int make_ruleset(const struct nsb_plan *plan, int root)
 {
     struct ruleset_attr attr = {plan->landlock_fs, 0, plan->landlock_scoped};
     const struct nsb_rule *rules = plan_at((struct nsb_plan *)plan, plan->rules);
     if (!plan->landlock_fs && !plan->landlock_scoped)
-        return NSB_NO_RULES;
+        return NSB_NOTHING;
     /* A kernel that does not know the last fields takes the shorter structure; the plan asks only for what it has. */
     size_t size = plan->landlock_scoped ? sizeof attr : sizeof attr.handled_fs;
     int ruleset = (int)NSB_CALL(__NR_landlock_create_ruleset, &attr, size, 0);
@@ -90,8 +90,11 @@ int make_ruleset(const struct nsb_plan *plan, int root)
 /* What make_ruleset() answered, for the calling thread and all that comes of it; closes it. */
 long restrict_files(int ruleset)
 {
-    OWNED_FD owned = ruleset < 0 ? -1 : ruleset;
-    return owned < 0 ? (ruleset == NSB_NO_RULES ? 0 : ruleset) : NSB_CALL(__NR_landlock_restrict_self, owned, 0);
+    if (ruleset < 0)
+        return ruleset == NSB_NOTHING ? 0 : ruleset;
+    long ret = NSB_CALL(__NR_landlock_restrict_self, ruleset, 0);
+    nsb_close(ruleset);
+    return ret;
 }
 
 /* capabilities(7). Securebits first, for they need CAP_SETPCAP; the bounding set next, for the same reason; the ids

@@ -75,8 +75,6 @@ void single_map(char *out, uint32_t inside, uint32_t outside)
  * the payload. The last of the second kind is kept for the next source, which mostly has the same owner. */
 struct idmaps { int range, owner; uint32_t uid, gid; };
 
-enum { NO_IDMAP = -4096 }; /* below every -errno */
-
 /* The namespace's only process is killed as soon as a descriptor holds the namespace. */
 static int owner_namespace(const struct nsb_plan *plan, uint32_t uid, uint32_t gid)
 {
@@ -110,7 +108,7 @@ static int idmap_for(struct idmaps *maps, const struct nsb_plan *plan, const str
     if (op->flags & NSB_IDMAP_RANGE)
         return maps->range;
     if (!(op->flags & NSB_IDMAP_OWNER))
-        return NO_IDMAP;
+        return NSB_NOTHING;
     long ret = NSB_CALL(__NR_statx, AT_FDCWD, plan_string(plan, op->src), AT_SYMLINK_NOFOLLOW, STATX_UID | STATX_GID, &st);
     if (ret < 0)
         return (int)ret;
@@ -126,7 +124,7 @@ static int idmap_for(struct idmaps *maps, const struct nsb_plan *plan, const str
 static int host_source(struct idmaps *maps, const struct nsb_plan *plan, const struct nsb_op *op)
 {
     int userns = idmap_for(maps, plan, op);
-    if (userns < 0 && userns != NO_IDMAP)
+    if (userns < 0 && userns != NSB_NOTHING)
         return userns;
     int fd = open_source(plan, op, userns);
     if (fd == -EINVAL && op->kind == NSB_OP_BIND && op->flags & NSB_RO && op->flags & NSB_IDMAP_OWNER)

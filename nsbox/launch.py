@@ -108,8 +108,6 @@ def _streams(
 
 
 def _with(what: Command, given: Given) -> Command:
-    if given is NOTHING_GIVEN:
-        return what
     return what._replace(n_variables=len(given.variables), n_give=len(given.pipes))
 
 

@@ -42,11 +42,9 @@ else:
 
         def __new__(cls, *args, **options):
             missing = cls._all_fields - len(args)
-            if options:
+            if options or not 0 <= missing <= len(cls._last):
                 args = cls._complete(args, options)
             elif missing:
-                if not 0 < missing <= len(cls._last):
-                    args = cls._complete(args, options)  # which says what is wrong
                 args = (*args, *cls._last[-missing:])
             return tuple.__new__(cls, args)
 

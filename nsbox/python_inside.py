@@ -197,10 +197,11 @@ def answer_one(fd: int, rest: bytearray, names: Data | None, most: int) -> tuple
 
 def serve(most: int) -> None:
     """Answer requests until nobody asks any more. Each ends the variables of the one before, unless they are kept."""
-    rest = bytearray()
-    names, _ = answer_one(ANSWER, rest, None, most)
-    while names is not None:
+    names, rest = None, bytearray()
+    while True:
         names, _ = answer_one(ANSWER, rest, names, most)
+        if names is None:
+            return
 
 
 def rehearse(requests: list[Data]) -> list[Data]:
