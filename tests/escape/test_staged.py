@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import janitor, prepared
@@ -224,17 +225,13 @@ def test_R10_a_killed_embedder_leaves_nothing(tmp_path: Path) -> None:
         assert process.stdout
         if delay == 0.4:
             assert process.stdout.readline() == b"up\n", "the control: it was there"
-            deadline = time.monotonic() + 5
-            while (seen := len(named("sleep", "3971"))) < 2 and time.monotonic() < deadline:
-                time.sleep(0.02)
+            until(lambda: len(named("sleep", "3971")) >= 2)
+            seen = len(named("sleep", "3971"))
         time.sleep(delay)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        deadline = time.monotonic() + 5
-        while named("sleep", "3971") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert named("sleep", "3971") == []
+        assert until(lambda: named("sleep", "3971") == [])
     assert seen >= 2, "the control"
     subprocess.run([sys.executable, "-m", "nsbox", "gc"], check=True, capture_output=True)
     groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"nsbox/{process.pid}-*")]

@@ -647,7 +647,9 @@ def test_R04_a_flood_is_cut_and_the_host_memory_bounded(stream: str) -> None:
     assert memory_now() - before < 8 << 20
     assert len(getattr(result, stream)) == 1 << 20
     assert getattr(result, f"{stream}_truncated")
-    assert ("output", 1 << 20) in [(hit["limit"], hit["value"]) for hit in result.limits_hit]
+    # A slow machine may also have to wait for its share of the processors.
+    hits = [(hit["limit"], hit["value"]) for hit in result.limits_hit if hit["limit"] != "cpu"]
+    assert hits == [("output", 1 << 20)]
     assert result.reason in ("exited", "output")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import until
 
 import nsbox
 from nsbox import groups
@@ -239,10 +240,7 @@ def test_S06_no_memory_of_the_helpers_holds_a_value() -> None:
         for pid in (init, *watchers, _parent(init)):
             for value in (VALUE.encode(), b"value of the other", b"value in a file"):
                 # The payload may have its processor before the watcher that wipes after the exec has.
-                deadline = time.monotonic() + 10
-                while value in _memory(pid) and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                assert value not in _memory(pid)
+                assert until(lambda pid=pid, value=value: value not in _memory(pid), 10)  # type: ignore[misc]
         process.kill()
         process.wait(20)
 
